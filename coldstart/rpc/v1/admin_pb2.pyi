@@ -1,0 +1,94 @@
+from coldstart.rpc.v1 import cache_pb2 as _cache_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("version", "pid", "uptime_seconds", "mode", "addresses", "lookups", "open_lookups", "leases", "compiles", "compile_seconds", "compile_seconds_saved", "wait_seconds", "load_seconds", "fetch_seconds", "identify_seconds", "tiers", "events")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    COMPILES_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_SECONDS_SAVED_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDENTIFY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    pid: int
+    uptime_seconds: float
+    mode: _cache_pb2.Mode
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    lookups: _containers.RepeatedCompositeFieldContainer[LookupCount]
+    open_lookups: int
+    leases: int
+    compiles: int
+    compile_seconds: float
+    compile_seconds_saved: float
+    wait_seconds: float
+    load_seconds: float
+    fetch_seconds: float
+    identify_seconds: float
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., mode: _Optional[_Union[_cache_pb2.Mode, str]] = ..., addresses: _Optional[_Iterable[str]] = ..., lookups: _Optional[_Iterable[_Union[LookupCount, _Mapping]]] = ..., open_lookups: _Optional[int] = ..., leases: _Optional[int] = ..., compiles: _Optional[int] = ..., compile_seconds: _Optional[float] = ..., compile_seconds_saved: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., identify_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+
+class LookupCount(_message.Message):
+    __slots__ = ("outcome", "reason", "tier", "count")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    outcome: _cache_pb2.Outcome
+    reason: _cache_pb2.Reason
+    tier: str
+    count: int
+    def __init__(self, outcome: _Optional[_Union[_cache_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_cache_pb2.Reason, str]] = ..., tier: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class TierStats(_message.Message):
+    __slots__ = ("name", "url", "artifacts", "bytes", "limit_bytes", "operations")
+    class OperationsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    url: str
+    artifacts: int
+    bytes: int
+    limit_bytes: int
+    operations: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., url: _Optional[str] = ..., artifacts: _Optional[int] = ..., bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., operations: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("unix_seconds", "kind", "message")
+    UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    unix_seconds: float
+    kind: str
+    message: str
+    def __init__(self, unix_seconds: _Optional[float] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
