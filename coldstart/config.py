@@ -1,0 +1,461 @@
+"""Settings: frozen dataclasses, read from TOML, then the environment, then flags; a later one wins.
+
+One table (`DAEMON_SETTINGS`, `CLIENT_SETTINGS`) says of every setting its name, what it may be and a value that
+works; the TOML keys, the names of environment variables and the messages all come from it. A name that nobody
+knows is an error with the nearest known one, in the CLI and the daemon; the hook only warns (`unknown_settings`).
+Variables that Kubernetes makes for services (`COLDSTART_PORT=tcp://...`) are nobody's settings and are ignored.
+
+Standard library only: the hook imports this inside the user's process.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from coldstart.errors import ConfigError
+
+PREFIX = "COLDSTART_"
+ADDRESS_FILE = Path("/etc/coldstart/address")
+MODES = ("observe", "exact", "canonical")  # ordered from the least to the most, as in wire.Mode
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_SERVICE_LINK = re.compile(
+    r"COLDSTART_(PORT|PORT_.*|SERVICE_.*|.+_SERVICE_HOST|.+_SERVICE_PORT(_.+)?|.+_PORT_\d+_(TCP|UDP|SCTP)(_.+)?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting, however it is given."""
+
+    name: str  # as a TOML key and a field; the environment's name is PREFIX + upper case
+    parse: Callable[[Any], Any]  # raises ValueError with what is wanted
+    example: str  # a value that works
+    help: str
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    def read(self, value: Any, where: str) -> Any:
+        try:
+            return self.parse(value)
+        except (ValueError, TypeError) as exc:
+            raise ConfigError(
+                f"{where}={value!r}: {exc}; a value that works: {self.example}"
+            ) from exc
+
+
+# --- one value at a time -------------------------------------------------------------------------------------
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("wants some text")
+    return value.strip()
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("", "0", "false", "no", "off"):
+        return False
+    raise ValueError("wants 1 or 0")
+
+
+def _one_of(*words: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        word = str(value).strip().lower()
+        if word not in words:
+            raise ValueError(f"wants one of {', '.join(words)}{_did_you_mean(word, words)}")
+        return word
+
+    return parse
+
+
+def _seconds(least: float, most: float) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        if isinstance(value, bool):
+            raise ValueError("wants a number of seconds")
+        try:
+            number = float(value)
+        except ValueError:
+            raise ValueError("wants a number of seconds") from None
+        if not least <= number <= most:
+            raise ValueError(f"wants seconds between {least:g} and {most:g}")
+        return number
+
+    return parse
+
+
+def _size(value: Any) -> int:
+    match = re.fullmatch(r"\s*(\d+)\s*(|[KMGT]iB)\s*", str(value))
+    if match is None or isinstance(value, bool):
+        raise ValueError("wants bytes, or a number with KiB, MiB, GiB or TiB")
+    number = int(match[1]) << {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}[match[2]]
+    if number <= 0:
+        raise ValueError("wants more than 0 bytes")
+    return number
+
+
+def _octal(value: Any) -> int:
+    text = f"{value:o}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if re.fullmatch(r"(0o)?[0-7]{3,4}", text) is None:
+        raise ValueError("wants an octal file mode")
+    return int(text.removeprefix("0o"), 8)
+
+
+def _path(value: Any) -> Path:
+    return Path(_text(value)).expanduser()
+
+
+def _many(parse: Callable[[Any], str]) -> Callable[[Any], tuple[str, ...]]:
+    """A list in TOML and on the command line; separated by commas in the environment."""
+
+    def parse_all(value: Any) -> tuple[str, ...]:
+        items = value.split(",") if isinstance(value, str) else list(value)
+        if not items:
+            raise ValueError("wants at least one")
+        return tuple(parse(item) for item in items)
+
+    return parse_all
+
+
+def parse_address(value: Any) -> str:
+    """A gRPC address: `unix:///absolute/path.sock` or `tcp://host:port`; port 0 takes a free one."""
+    text = _text(value)
+    if text.startswith("unix://"):
+        path = text.removeprefix("unix://")
+        if not path.startswith("/") or path.endswith("/"):
+            raise ValueError("wants unix:// and an absolute path of a file")
+        if len(os.fsencode(path)) > 103:  # sun_path holds 108 on Linux, 104 elsewhere
+            raise ValueError("wants a path of at most 103 bytes, a socket's address holds no more")
+        return text
+    if text.startswith("tcp://"):
+        return "tcp://" + parse_host_port(text.removeprefix("tcp://"))
+    raise ValueError("wants unix:///path or tcp://host:port")
+
+
+def parse_host_port(value: Any) -> str:
+    """`host:port`, as `--http` and `--health` take it; an IPv6 host stands in brackets."""
+    text = _text(value)
+    try:
+        parts = urlsplit("//" + text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError("wants host:port, with a port from 0 to 65535") from None
+    if not host or port is None or parts.path or parts.query or parts.username is not None:
+        raise ValueError("wants host:port")
+    return text
+
+
+def _store(value: Any) -> str:
+    """A store URL, or its TOML table: `url` and our options without the `cs.`."""
+    if isinstance(value, Mapping):
+        options = dict(value)
+        url = _text(options.pop("url", ""))
+        query = "&".join(
+            f"cs.{name}={quote(str(option), safe='/')}" for name, option in options.items()
+        )
+        if query:
+            url += ("&" if "?" in url else "?") + query
+        return _store(url)
+    text = _text(value)
+    if re.match(r"[a-z]+://", text) is None:
+        raise ValueError("wants a store URL")
+    return text
+
+
+def _rules_off(value: Any) -> tuple[str, ...]:
+    names = [name.strip() for name in str(value).split(",") if name.strip()]
+    if any(not name.startswith("-") or len(name) < 2 for name in names):
+        raise ValueError(
+            "wants names of rules with a minus before each: rules can only be switched off"
+        )
+    return tuple(name[1:] for name in names)
+
+
+# --- the daemon ----------------------------------------------------------------------------------------------
+
+DAEMON_SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "listen",
+        _many(parse_address),
+        "unix:///run/coldstart/coldstart.sock",
+        "addresses that clients connect to; the Unix socket comes first; tcp://host:0 takes a free port",
+    ),
+    Setting(
+        "store",
+        _many(_store),
+        "disk:///var/cache/coldstart?cs.limit=20GiB",
+        "tiers that hold artifacts, fastest first",
+    ),
+    Setting("http", parse_host_port, "127.0.0.1:9095", "page and API for people; off unless given"),
+    Setting(
+        "health",
+        parse_host_port,
+        "0.0.0.0:9096",
+        "/healthz /readyz /startupz /metrics and nothing else; off unless given",
+    ),
+    Setting("ready_file", _path, "/run/coldstart/ready.json", "written once everything listens"),
+    Setting("socket_mode", _octal, "0600", "permissions of the Unix socket"),
+    Setting("socket_group", _text, "coldstart", "group of the Unix socket and its folder"),
+    Setting("mode", _one_of(*MODES), "canonical", "the most that clients may do"),
+    Setting(
+        "lease_seconds", _seconds(0.1, 3600), "15", "a lease lives this long without a heartbeat"
+    ),
+    Setting("heartbeat_seconds", _seconds(0.02, 1200), "5", "how often holders renew a lease"),
+    Setting(
+        "min_compile_seconds",
+        _seconds(0, 3600),
+        "0.5",
+        "programs that compile faster are not stored, unless a plan names them",
+    ),
+    Setting(
+        "negative_seconds",
+        _seconds(0, 86400),
+        "60",
+        "how long a failed compile is remembered; 0 forgets at once",
+    ),
+    Setting("pin_seconds", _seconds(1, 3600), "30", "how long a hit is kept from eviction"),
+    Setting(
+        "lookup_seconds",
+        _seconds(0.1, 86400),
+        "1800",
+        "a lookup that is silent for longer is counted as error, lease-lost",
+    ),
+    Setting(
+        "wait_seconds",
+        _seconds(0.1, 86400),
+        "900",
+        "the longest wait for a living holder whose compile has no record",
+    ),
+    Setting("max_artifact", _size, "4GiB", "a larger artifact is refused"),
+    Setting(
+        "drain_seconds", _seconds(0, 600), "10", "how long running calls may go on after SIGTERM"
+    ),
+    Setting("log", _one_of(*LOG_FORMATS), "text", "log lines as key=value or as JSON"),
+    Setting("log_level", _one_of(*LOG_LEVELS), "info", "the least that is logged"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonConfig:
+    """What a daemon runs with. Fields are the settings of `DAEMON_SETTINGS`, which document them."""
+
+    listen: tuple[str, ...]
+    store: tuple[str, ...]
+    http: str | None = None
+    health: str | None = None
+    ready_file: Path | None = None
+    socket_mode: int = 0o600
+    socket_group: str | None = None
+    mode: str = "canonical"
+    lease_seconds: float = 15.0
+    heartbeat_seconds: float = 5.0
+    min_compile_seconds: float = 0.5
+    negative_seconds: float = 60.0
+    pin_seconds: float = 30.0
+    lookup_seconds: float = 1800.0
+    wait_seconds: float = 900.0
+    max_artifact: int = 4 << 30
+    drain_seconds: float = 10.0
+    log: str = "text"
+    log_level: str = "info"
+
+    def validated(self) -> DaemonConfig:
+        """Itself, once the settings fit each other."""
+        if self.heartbeat_seconds * 2 > self.lease_seconds:
+            raise ConfigError(
+                f"heartbeat_seconds={self.heartbeat_seconds:g} leaves no room for a lost heartbeat in "
+                f"lease_seconds={self.lease_seconds:g}; a value that works: {self.lease_seconds / 3:g}"
+            )
+        fixed = [address for address in self.listen if not address.endswith(":0")]
+        if len(set(fixed)) != len(fixed):
+            raise ConfigError(f"listen names one address twice: {', '.join(fixed)}; name it once")
+        if len(set(self.store)) != len(self.store):
+            raise ConfigError(f"store names one tier twice: {', '.join(self.store)}; name it once")
+        return self
+
+
+def daemon_config(
+    environ: Mapping[str, str],
+    *,
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> DaemonConfig:
+    """The daemon's settings: defaults, then `file`, then the environment, then `flags` (None: not given).
+
+    Raises:
+        ConfigError: names the setting, and a value that would work.
+    """
+    refuse_unknown(environ)
+    if file is None and environ.get(PREFIX + "CONFIG"):
+        file = Path(environ[PREFIX + "CONFIG"])
+    values: dict[str, Any] = {
+        "listen": (default_address(environ),),
+        "store": (default_store(environ),),
+    }
+    table = _read_toml(file) if file is not None else {}
+    for setting in DAEMON_SETTINGS:
+        if setting.name in table:
+            values[setting.name] = setting.read(table[setting.name], f"{file}: {setting.name}")
+        if environ.get(setting.variable):
+            values[setting.name] = setting.read(environ[setting.variable], setting.variable)
+        given = (flags or {}).get(setting.name)
+        if given is not None and given != ():
+            values[setting.name] = setting.read(given, "--" + setting.name.replace("_", "-"))
+    if "heartbeat_seconds" not in values and "lease_seconds" in values:
+        values["heartbeat_seconds"] = values["lease_seconds"] / 3  # the default proportion
+    return DaemonConfig(**values).validated()
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        table = tomllib.loads(file.read_text())
+    except OSError as exc:
+        raise ConfigError(
+            f"--config={file}: {exc.strerror or exc}; give a readable TOML file"
+        ) from exc
+    except ValueError as exc:
+        raise ConfigError(f"--config={file}: not TOML: {exc}") from exc
+    known = [setting.name for setting in DAEMON_SETTINGS]
+    for name in table:
+        if name not in known:
+            raise ConfigError(
+                f"{file}: unknown setting {name!r}{_did_you_mean(name, known)}; known: {', '.join(known)}"
+            )
+    return table
+
+
+# --- the client ----------------------------------------------------------------------------------------------
+
+CLIENT_SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "address",
+        parse_address,
+        "unix:///run/coldstart/coldstart.sock",
+        "the daemon; without it the hook stays inactive",
+    ),
+    Setting(
+        "mode",
+        _one_of(*MODES),
+        "canonical",
+        "observe: key and record, never load; exact: no rewrites; canonical: the default",
+    ),
+    Setting("rules", _rules_off, "-dead-slice-offset", "rules that are switched off"),
+    Setting("strict", _flag, "1", "raise where the hook would fall back to compiling"),
+    Setting("disable", _flag, "1", "the hook stays inactive whatever else is set"),
+    Setting("volume_root", _path, "/cache", "where this process sees the daemon's disk"),
+    Setting("namespace", _text, "team-a", "who shares with whom"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What a hooked process runs with. Fields are the settings of `CLIENT_SETTINGS`, which document them."""
+
+    address: str | None = None  # None: inactive
+    mode: str | None = None  # None: not set; canonical where that is allowed
+    rules_off: tuple[str, ...] = ()
+    strict: bool = False
+    disable: bool = False
+    volume_root: Path | None = None  # None: the root that the daemon names
+    namespace: str = ""
+
+
+def client_settings(
+    environ: Mapping[str, str], *, address_file: Path = ADDRESS_FILE
+) -> ClientSettings:
+    """The hook's settings. Unknown names are for `unknown_settings`.
+
+    The address comes from COLDSTART_ADDRESS, else from the first line of `address_file`.
+
+    Raises:
+        ConfigError: a value that can't be used.
+    """
+    values: dict[str, Any] = {}
+    for setting in CLIENT_SETTINGS:
+        if environ.get(setting.variable):
+            name = "rules_off" if setting.name == "rules" else setting.name
+            values[name] = setting.read(environ[setting.variable], setting.variable)
+    if "address" not in values:
+        try:
+            line = address_file.read_text().partition("\n")[0].strip()
+        except (OSError, UnicodeDecodeError):
+            line = ""
+        if line:
+            values["address"] = CLIENT_SETTINGS[0].read(line, str(address_file))
+    return ClientSettings(**values)
+
+
+# --- names ---------------------------------------------------------------------------------------------------
+
+
+def known_variables() -> tuple[str, ...]:
+    """Every environment variable of ours."""
+    names = {setting.variable for setting in (*DAEMON_SETTINGS, *CLIENT_SETTINGS)}
+    return tuple(sorted(names | {PREFIX + "CONFIG"}))
+
+
+def unknown_settings(environ: Mapping[str, str]) -> list[str]:
+    """One message for each variable that looks like a setting of ours and is none."""
+    known = known_variables()
+    return [
+        f"unknown setting {name}{_did_you_mean(name, known)}; unset it, or see `coldstart daemon --help`"
+        for name in sorted(environ)
+        if name.startswith(PREFIX)
+        and name not in known
+        and not _is_service_link(name, environ[name])
+    ]
+
+
+def refuse_unknown(environ: Mapping[str, str]) -> None:
+    """Raises ConfigError for the first unknown name."""
+    for message in unknown_settings(environ):
+        raise ConfigError(message)
+
+
+def default_address(environ: Mapping[str, str]) -> str:
+    """Where clients look and the daemon listens when nobody says otherwise."""
+    if environ.get(PREFIX + "ADDRESS"):
+        return str(CLIENT_SETTINGS[0].read(environ[PREFIX + "ADDRESS"], PREFIX + "ADDRESS"))
+    if environ.get("XDG_RUNTIME_DIR", "").startswith("/"):
+        return f"unix://{environ['XDG_RUNTIME_DIR'].rstrip('/')}/coldstart/coldstart.sock"
+    return f"unix://{_home(environ)}/.cache/coldstart/coldstart.sock"
+
+
+def default_store(environ: Mapping[str, str]) -> str:
+    """The embedded default: a disk tier in the user's cache folder."""
+    cache = environ.get("XDG_CACHE_HOME", "")
+    if not cache.startswith("/"):
+        cache = f"{_home(environ)}/.cache"
+    return f"disk://{quote(cache.rstrip('/'))}/coldstart/store"
+
+
+def _home(environ: Mapping[str, str]) -> str:
+    return (environ.get("HOME") or os.path.expanduser("~")).rstrip("/")
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    if _SERVICE_LINK.fullmatch(name):
+        return True
+    return name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" (did you mean {close[0]}?)" if close else ""
