@@ -1,0 +1,167 @@
+"""The gRPC client: one small method per call of cache.proto, a deadline on each, gRPC's errors turned into ours.
+
+It knows nothing of JAX and decides nothing: what an answer means is `session`'s matter. Never used from two
+processes: `session` makes a new one after a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import grpc
+
+from coldstart import __version__
+from coldstart.errors import (
+    ArtifactCorrupt,
+    ArtifactMismatch,
+    ColdstartError,
+    DaemonAbsent,
+    DaemonError,
+    DaemonTimeout,
+    InvalidRequest,
+    LeaseLost,
+    TierFull,
+)
+from coldstart.identity.key import SCHEME
+from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc, cache_pb2_grpc
+from coldstart.rpc.v1 import cache_pb2 as pb
+
+SMALL_CALL_SECONDS = 1.0
+CONNECT_SECONDS = 0.3
+MAX_MESSAGE_BYTES = 64 << 20  # descriptors; artifacts travel in chunks
+
+_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    # A daemon that comes back is noticed by our own retries; gRPC's back-off would hide it for minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+_ERRORS: dict[grpc.StatusCode, type[ColdstartError]] = {
+    grpc.StatusCode.UNAVAILABLE: DaemonAbsent,
+    grpc.StatusCode.CANCELLED: DaemonAbsent,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DaemonTimeout,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.DATA_LOSS: ArtifactCorrupt,
+    grpc.StatusCode.FAILED_PRECONDITION: ArtifactMismatch,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: TierFull,
+    grpc.StatusCode.ABORTED: LeaseLost,
+}
+
+
+class CacheClient:
+    """Calls to one daemon."""
+
+    def __init__(self, address: str, *, holder: str) -> None:
+        self.address = address
+        self.holder = holder
+        target = address if address.startswith("unix:") else address.removeprefix("tcp://")
+        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._cache = cache_pb2_grpc.CacheStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def connect(self, seconds: float = CONNECT_SECONDS) -> None:
+        """Find out at once when nobody listens. Raises DaemonAbsent or DaemonTimeout."""
+        try:
+            if self.address.startswith("unix:"):
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.settimeout(seconds)
+                    probe.connect(self.address.removeprefix("unix://"))
+            else:
+                host, _, port = self.address.removeprefix("tcp://").rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+        except TimeoutError as exc:
+            raise DaemonTimeout(f"no answer from {self.address} within {seconds:g} s") from exc
+        except OSError as exc:
+            raise DaemonAbsent(
+                f"no daemon at {self.address} ({os.strerror(exc.errno) if exc.errno else exc}); "
+                f"start one with: coldstart daemon --listen {self.address}"
+            ) from exc
+
+    # --- small calls ---------------------------------------------------------------------------
+
+    def hello(self, seconds: float = SMALL_CALL_SECONDS) -> pb.HelloReply:
+        request = pb.HelloRequest(client_version=__version__, scheme=SCHEME, holder=self.holder)
+        return self._call(self._cache.Hello, request, seconds)
+
+    def lookup(self, request: pb.LookupRequest, seconds: float) -> pb.LookupReply:
+        return self._call(self._cache.Lookup, request, seconds)
+
+    def await_(self, request: pb.AwaitRequest, seconds: float) -> pb.LookupReply:
+        return self._call(self._cache.Await, request, seconds)
+
+    def reject(self, request: pb.RejectRequest, seconds: float) -> pb.LookupReply:
+        return self._call(self._cache.Reject, request, seconds)
+
+    def renew(self, lease_id: str, seconds: float = SMALL_CALL_SECONDS) -> float:
+        """Seconds that the lease lives on. Raises LeaseLost."""
+        reply = self._call(self._cache.Renew, pb.RenewRequest(lease_id=lease_id), seconds)
+        return float(reply.seconds)
+
+    def release(self, lease_id: str, seconds: float = SMALL_CALL_SECONDS) -> None:
+        self._call(self._cache.Release, pb.ReleaseRequest(lease_id=lease_id), seconds)
+
+    def fail(self, request: pb.FailRequest, seconds: float = SMALL_CALL_SECONDS) -> None:
+        self._call(self._cache.Fail, request, seconds)
+
+    def finish(self, request: pb.FinishRequest, seconds: float = SMALL_CALL_SECONDS) -> None:
+        self._call(self._cache.Finish, request, seconds)
+
+    def batch(self, request: pb.BatchRequest, seconds: float = 10.0) -> pb.BatchReply:
+        return self._call(self._cache.Batch, request, seconds)
+
+    def record(self, key: str, seconds: float = 10.0) -> pb.GetRecordReply:
+        return self._call(self._cache.GetRecord, pb.GetRecordRequest(key=key), seconds)
+
+    def stats(self, seconds: float = 10.0) -> admin_pb2.StatsReply:
+        return self._call(self._admin.Stats, admin_pb2.StatsRequest(), seconds)
+
+    # --- bytes ---------------------------------------------------------------------------------
+
+    def fetch(self, request: pb.FetchRequest, seconds: float) -> bytes:
+        """A whole artifact's bytes, unchecked."""
+        parts: list[bytes] = []
+        try:
+            for chunk in self._cache.Fetch(request, timeout=seconds):
+                parts.append(chunk.data)
+        except grpc.RpcError as exc:
+            self._fail(exc, "Fetch")
+        return b"".join(parts)
+
+    def publish(
+        self, start: pb.PublishStart, payload: Iterable[bytes], seconds: float
+    ) -> pb.PublishReply:
+        """Send an encoded payload under its header. The reply's digest is the authoritative one."""
+
+        def messages() -> Iterator[pb.PublishRequest]:
+            yield pb.PublishRequest(start=start)
+            for data in payload:
+                yield pb.PublishRequest(data=data)
+
+        try:
+            return self._cache.Publish(messages(), timeout=seconds)
+        except grpc.RpcError as exc:
+            self._fail(exc, "Publish")
+
+    # --- errors --------------------------------------------------------------------------------
+
+    def _call(self, method: Any, request: Any, seconds: float) -> Any:
+        try:
+            return method(request, timeout=seconds)
+        except grpc.RpcError as exc:
+            self._fail(exc, type(request).__name__.removesuffix("Request"))
+
+    def _fail(self, exc: grpc.RpcError, call: str) -> NoReturn:
+        code, details = exc.code(), exc.details() or ""
+        error = _ERRORS.get(code, DaemonError)
+        if error is DaemonTimeout:
+            details = details or "no answer in time"
+        raise error(f"{call} at {self.address}: {details or code.name}") from exc

@@ -1,0 +1,117 @@
+"""Link: this process's connection to its daemon, and how much patience is left for it.
+
+A dead or silent daemon may cost a process at most two seconds in all. So every foreground call gets at most the
+patience that is left: 1 s at first, half of it after every failure (1 + ½ + ¼ + … < 2). After a failure the
+foreground doesn't call at all until a background thread has seen the daemon answer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from coldstart.client.client import CONNECT_SECONDS, SMALL_CALL_SECONDS, CacheClient
+from coldstart.errors import ColdstartError, DaemonError
+from coldstart.rpc.v1 import cache_pb2 as pb
+
+T = TypeVar("T")
+
+RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)  # between background tries; the last one repeats
+
+
+class Link:
+    """One process's view of one daemon. Thread-safe; a fork gets a new one (see `pid`)."""
+
+    def __init__(self, address: str, *, holder: str, volume_root: Path | None = None) -> None:
+        self.pid = os.getpid()
+        self.address = address
+        self._holder = holder
+        self._volume_root = volume_root
+        self._lock = threading.Lock()
+        self._client: CacheClient | None = None
+        self._down: DaemonError | None = None
+        self._retrying = False
+        self._patience = SMALL_CALL_SECONDS
+        self.lost_seconds = 0.0
+        self.hello: pb.HelloReply = pb.HelloReply()
+        self.volume: Path | None = None  # where this process sees the daemon's disk, once proven
+        self.volume_proof = b""
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a foreground call may take now."""
+        return self._patience
+
+    def client(self) -> CacheClient:
+        """The connected client. Raises DaemonError, at once where the daemon is known to be down."""
+        with self._lock:
+            if self._client is not None:
+                return self._client
+            if self._down is not None:
+                raise self._down
+        return self.foreground(self._connect)
+
+    def foreground(self, call: Callable[[], T]) -> T:
+        """Run a call whose failure means that the daemon is down; what it cost is remembered."""
+        began = time.monotonic()
+        try:
+            return call()
+        except DaemonError as exc:
+            self.mark_down(exc, time.monotonic() - began)
+            raise
+
+    def mark_down(self, error: DaemonError, lost_seconds: float) -> None:
+        """No foreground calls until a background try succeeds."""
+        with self._lock:
+            self.lost_seconds += lost_seconds
+            self._patience /= 2
+            self._down = error
+            self._client = None
+            if self._retrying:
+                return
+            self._retrying = True
+        threading.Thread(target=self._retry, name="coldstart-retry", daemon=True).start()
+
+    def _connect(self, *, patience: float | None = None) -> CacheClient:
+        seconds = self._patience if patience is None else patience
+        client = CacheClient(self.address, holder=self._holder)
+        try:
+            client.connect(min(CONNECT_SECONDS, seconds))
+            hello = client.hello(seconds)
+            volume, proof = self._prove(hello)
+        except ColdstartError:
+            client.close()
+            raise
+        with self._lock:
+            if self._client is not None:  # another thread was faster
+                client.close()
+                return self._client
+            self._client, self._down = client, None
+            self.hello, self.volume, self.volume_proof = hello, volume, proof
+        return client
+
+    def _prove(self, hello: pb.HelloReply) -> tuple[Path | None, bytes]:
+        """Read the nonce that the daemon wrote on its disk: then files can be handed over by path."""
+        if not hello.volume.nonce_path:
+            return None, b""
+        root = self._volume_root or Path(hello.volume.root)
+        try:
+            proof = (root / hello.volume.nonce_path).read_bytes()
+        except OSError:
+            return None, b""
+        return root, proof
+
+    def _retry(self) -> None:
+        for attempt in range(1_000_000):
+            time.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
+            try:
+                self._connect(patience=5.0)
+            except ColdstartError:
+                continue
+            break
+        with self._lock:
+            self._retrying = False

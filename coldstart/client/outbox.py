@@ -1,0 +1,80 @@
+"""Outbox: what can wait until after the program runs again. Publishing and counting happen here.
+
+One thread per process, a bounded queue. At exit it is emptied for as long as the daemon shows that it is alive;
+nothing is worth more than that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from coldstart.client.link import Link
+from coldstart.errors import ColdstartError, DaemonError
+
+log = logging.getLogger("coldstart")
+
+MAX_WAITING = 1024  # further ones are dropped and counted
+FLUSH_SECONDS = 60.0
+
+
+class Outbox:
+    """Runs jobs one after the other, in the background. A job may raise any ColdstartError."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._jobs: queue.Queue[tuple[str, Callable[[], None]]] = queue.Queue(MAX_WAITING)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self.dropped = 0
+        self.failed = 0
+
+    def put(self, what: str, job: Callable[[], None]) -> None:
+        """Queue a job; `what` names it in a log line if it fails."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="coldstart-outbox", daemon=True)
+                self._thread.start()
+                atexit.register(self.flush)
+        try:
+            self._jobs.put_nowait((what, job))
+        except queue.Full:
+            self.dropped += 1
+
+    def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
+        """Wait until everything is sent, at most `seconds`, and only while the daemon answers."""
+        deadline = time.monotonic() + seconds
+        asked = time.monotonic()
+        while self._jobs.unfinished_tasks:
+            if time.monotonic() > deadline:
+                return False
+            if time.monotonic() - asked > 1.0:
+                try:
+                    self._link.client().hello(self._link.patience)
+                except ColdstartError:
+                    return False
+                asked = time.monotonic()
+            time.sleep(0.005)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            what, job = self._jobs.get()
+            try:
+                job()
+            except DaemonError as exc:
+                self.failed += 1
+                self._link.mark_down(exc, 0.0)
+                log.info("%s: not sent: %s", what, exc)
+            except ColdstartError as exc:
+                self.failed += 1
+                log.warning("%s: %s", what, exc)
+            except Exception:
+                self.failed += 1
+                log.exception("%s", what)
+            finally:
+                self._jobs.task_done()

@@ -1,0 +1,71 @@
+"""What the cache did for this process: `coldstart.report()`, and one line at exit."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from coldstart.outcomes import Outcome, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Totals since the process started. Seconds are wall clock."""
+
+    lookups: dict[tuple[Outcome, Reason], int]
+    compile_seconds: float  # spent in the compiler, by programs that came by the cache
+    saved_seconds: float  # recorded compile seconds of the programs that were hit
+    identify_seconds: float
+    wait_seconds: float  # for somebody else's compile
+    fetch_seconds: float
+    load_seconds: float
+    hook_seconds: float  # everything the hook took, the compiler's own time aside
+    lost_seconds: float  # of these: on a daemon that did not answer
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(n for (found, _), n in self.lookups.items() if found is outcome)
+
+    @property
+    def hits(self) -> int:
+        return self.count(Outcome.HIT)
+
+    @property
+    def misses(self) -> dict[Reason, int]:
+        """Lookups that ended otherwise than in a hit, by reason."""
+        by_reason: Counter[Reason] = Counter()
+        for (outcome, reason), n in self.lookups.items():
+            if outcome is not Outcome.HIT:
+                by_reason[reason] += n
+        return dict(by_reason)
+
+    def __str__(self) -> str:
+        total = sum(self.lookups.values())
+        reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(self.misses.items()))
+        return (
+            f"coldstart: {self.hits} of {total} programs hit, {self.saved_seconds:.1f} s of compiling saved, "
+            f"{self.compile_seconds:.1f} s spent; the hook took {self.hook_seconds:.1f} s"
+            + (f"; not hit: {reasons}" if reasons else "")
+        )
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts up to a Report. Thread-safe."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lookups: Counter[tuple[Outcome, Reason]] = field(default_factory=Counter)
+    _seconds: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome, reason: Reason, **seconds: float) -> None:
+        """Count one finished lookup; `seconds` are Report's fields without `_seconds`."""
+        with self._lock:
+            self._lookups[outcome, reason] += 1
+            for name, value in seconds.items():
+                self._seconds[name] += value  # type: ignore[assignment]
+
+    def report(self, *, lost_seconds: float) -> Report:
+        with self._lock:
+            names = ("compile", "saved", "identify", "wait", "fetch", "load", "hook")
+            totals = {f"{name}_seconds": float(self._seconds[name]) for name in names}
+            return Report(lookups=dict(self._lookups), lost_seconds=lost_seconds, **totals)
