@@ -1,0 +1,100 @@
+"""What a lookup asks and what it can be answered, as plain data. The servicer translates; `Lookups` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coldstart.artifact import Header
+from coldstart.outcomes import Reason
+from coldstart.wire import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks, and what is true of its process."""
+
+    lookup_id: str
+    holder: str = ""  # for people and for whoever waits for it
+    namespace: str = ""
+    cpu_features: frozenset[str] = frozenset()  # which variant it can load
+    sees_volume: bool = False  # proved with the nonce: may be handed a path
+    mode: Mode = Mode.CANONICAL
+    planned: bool = False  # an entry of a plan: size doesn't matter
+    estimate_seconds: float = 0.0  # how long it thinks that the compile takes
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One edit of an attribute on a dead value, as cache.proto documents it."""
+
+    rule: str
+    function: str
+    op: int
+    attribute: str
+    value: str
+    reason: str
+
+
+# Serialized GraphDescriptor, effective mode -> rewrites. The seam where canonicalization is plugged in.
+Canonicalize = Callable[[bytes, Mode], tuple[Rewrite, ...]]
+
+
+def no_rewrites(descriptor: bytes, mode: Mode) -> tuple[Rewrite, ...]:
+    """Every program is compiled as it is."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class NeedDescriptor:
+    """The raw digest is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """Apply these, then ask with the key record."""
+
+    rewrites: tuple[Rewrite, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """There is an artifact that this host can load."""
+
+    key: str
+    header: Header
+    tier: str
+    path: str = ""  # relative to the volume's root; empty: fetch it
+    waited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The asker compiles."""
+
+    key: str
+    lease_id: str
+    seconds: float
+    evicted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Somebody else compiles."""
+
+    key: str
+    holder: str
+    estimate_seconds: float
+    max_wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Compile by yourself; nobody waits for it."""
+
+    reason: Reason
+    message: str
+    key: str = ""
+
+
+Answer = NeedDescriptor | Rewritten | Hit | Leased | Waiting | Refused

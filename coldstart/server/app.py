@@ -1,0 +1,264 @@
+"""The daemon: config → tiers → lookups → servicers → grpc.aio, and back down again.
+
+Composition root: the only place of the server that knows the concrete classes. `start` listens, `stop` drains:
+no new calls, waiters are sent home, running calls may finish for a while, the store is flushed, the socket goes.
+No JAX anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from coldstart import __version__
+from coldstart.config import DaemonConfig
+from coldstart.errors import ColdstartError
+from coldstart.lease.board import MemoryLeaseBoard
+from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc, cache_pb2, cache_pb2_grpc
+from coldstart.server.admin_servicer import AdminServicer
+from coldstart.server.cache_servicer import CacheServicer
+from coldstart.server.holdings import Holdings, OperationCounts, Place
+from coldstart.server.interceptors import Edge
+from coldstart.server.logs import say
+from coldstart.server.lookups import Lookups
+from coldstart.server.sockets import SocketPlace
+from coldstart.server.standing import CallCounts, Standing
+from coldstart.server.tally import Tally
+from coldstart.store.urls import disk_of, open_store
+
+log = logging.getLogger("coldstart.server")
+
+MAX_MESSAGE_BYTES = 64 << 20  # a descriptor of 100 000 nodes fits; artifacts come in chunks
+SWEEP_SECONDS = 1.0
+
+SERVICES = (
+    cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
+)
+
+
+class App:
+    """One daemon. `start`, then `stop` once; both on the same event loop."""
+
+    def __init__(self, config: DaemonConfig) -> None:
+        self.config = config
+        self.addresses: tuple[str, ...] = ()  # as clients write them, free ports filled in
+        self.http_address = ""
+        self.health_address = ""
+        self._places: list[SocketPlace] = []
+        self._undo = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        """Listen everywhere, then say so in the ready file.
+
+        Raises:
+            ConfigError, ColdstartError: one line that says what to change. Nothing is left behind.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self._undo.aclose()
+            raise
+
+    async def _start(self) -> None:
+        config = self.config
+        for address in config.listen:  # first of all: is another daemon here?
+            if address.startswith("unix://"):
+                place = SocketPlace(
+                    Path(address.removeprefix("unix://")),
+                    mode=config.socket_mode,
+                    group=config.socket_group,
+                )
+                place.take()
+                self._undo.callback(place.release)
+                self._places.append(place)
+        counts = OperationCounts()
+        chain = await asyncio.to_thread(open_store, config.store, recorder=counts)
+        self._undo.push_async_callback(chain.close)
+        self.holdings = Holdings(chain, disk_of(chain), counts, _places_of(config.store))
+        board = MemoryLeaseBoard()
+        self._undo.push_async_callback(board.close)
+        self.tally = Tally()
+        self.lookups = Lookups(config, self.holdings, board, self.tally)
+        self.calls = CallCounts()
+        self.standing = Standing(self.lookups, self.holdings, self.tally, self.calls)
+        self._health = HealthServicer()
+        await self._listen()
+        self._sweeper = asyncio.create_task(self._sweep())
+        self._undo.callback(self._sweeper.cancel)
+        await self._serve_http()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._write_ready()
+        say(
+            log,
+            "ready",
+            version=__version__,
+            pid=os.getpid(),
+            addresses=",".join(self.addresses),
+            http=self.http_address,
+            health=self.health_address,
+            store=",".join(place.url for place in _places_of(config.store)),
+            mode=config.mode,
+        )
+
+    async def stop(self, grace_seconds: float | None = None) -> None:
+        """Drain and leave. Running calls may finish within `grace_seconds` (default: drain_seconds)."""
+        grace = self.config.drain_seconds if grace_seconds is None else grace_seconds
+        say(log, "draining", open_lookups=self.lookups.open_lookups, grace_seconds=grace)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.lookups.close()
+        await self._server.stop(grace)
+        await self._undo.aclose()
+        say(log, "stopped")
+
+    async def abort(self) -> None:
+        """Cut the running calls off; `stop`, which waits for them, then goes on."""
+        await self._server.stop(0)
+
+    async def _listen(self) -> None:
+        config = self.config
+        self._server = aio.server(
+            interceptors=(Edge(self.calls),),
+            options=(
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.so_reuseport", 0),  # a second daemon on the port is told so
+            ),
+        )
+        server = self._server
+        cache_pb2_grpc.add_CacheServicer_to_server(
+            CacheServicer(self.lookups, config, self.holdings), server
+        )
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self.standing), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(
+            (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME), server
+        )
+        addresses: list[str] = []
+        for place in self._places:
+            with place.only_ours():
+                self._bind(place.grpc_address, f"unix://{place.path}")
+            place.dress()
+            addresses.append(f"unix://{place.path}")
+        for address in config.listen:
+            if address.startswith("tcp://"):
+                host = address.removeprefix("tcp://")
+                port = self._bind(host, address)
+                addresses.append(f"tcp://{host.rpartition(':')[0]}:{port}")
+        self.addresses = self.standing.addresses = tuple(addresses)
+        await server.start()
+        self._undo.push_async_callback(server.stop, 0)
+
+    def _bind(self, grpc_address: str, address: str) -> int:
+        try:
+            port = self._server.add_insecure_port(grpc_address)
+        except RuntimeError as exc:
+            raise ColdstartError(
+                f"can't listen at {address}: {exc}; is it in use? Port 0 takes a free one"
+            ) from exc
+        return int(port)
+
+    async def _serve_http(self) -> None:
+        if self.config.http is None and self.config.health is None:
+            return
+        from coldstart.server import web  # only when asked: its libraries take a moment to import
+
+        for where, make in ((self.config.health, web.health_app), (self.config.http, web.page_app)):
+            if where is None:
+                continue
+            site = web.Site(make(self), where)
+            address = await site.start()
+            self._undo.push_async_callback(site.stop)
+            if make is web.health_app:
+                self.health_address = address
+            else:
+                self.http_address = address
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        self.serving = status == health_pb2.HealthCheckResponse.SERVING
+        for service in ("", *SERVICES):
+            await self._health.set(service, status)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.lookups.sweep()
+            except ColdstartError as exc:
+                say(log, "sweep failed", level=logging.WARNING, error=exc)
+
+    def _write_ready(self) -> None:
+        if self.config.ready_file is None:
+            return
+        ready = {
+            "addresses": list(self.addresses),
+            "http": self.http_address,
+            "health": self.health_address,
+            "pid": os.getpid(),
+            "version": __version__,
+        }
+        try:
+            _write_by_rename(self.config.ready_file, json.dumps(ready) + "\n")
+        except OSError as exc:
+            raise ColdstartError(
+                f"ready_file={self.config.ready_file} can't be written ({exc.strerror}); "
+                "name a file in a folder that you may write"
+            ) from exc
+        self._undo.callback(self.config.ready_file.unlink, missing_ok=True)
+
+
+async def run(config: DaemonConfig) -> None:
+    """A daemon until SIGTERM or SIGINT; a second signal ends it without waiting for running calls."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    app = App(config)
+    await app.start()
+    await stop.wait()
+    draining = asyncio.create_task(app.stop())
+    hurrying = asyncio.create_task(hurry.wait())
+    await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+    if not draining.done():
+        await app.abort()
+    hurrying.cancel()
+    await draining
+
+
+def _places_of(urls: tuple[str, ...]) -> list[Place]:
+    """Tier names and their URLs without what may be secret."""
+    places = []
+    for url in urls:
+        scheme, _, rest = url.partition("://")
+        name = {"gs": "gcs"}.get(scheme, scheme)
+        shown = rest.rpartition("@")[2].partition("?")[0]
+        places.append(Place(name, f"{scheme}://{shown}"))
+    return places
+
+
+def _write_by_rename(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise

@@ -1,0 +1,264 @@
+"""Cache service: translates between cache.proto and `Lookups`. No policy."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from coldstart import __version__, wire
+from coldstart.artifact import CHUNK_BYTES, Artifact
+from coldstart.config import DaemonConfig
+from coldstart.errors import InvalidRequest, TierError
+from coldstart.identity.key import SCHEME
+from coldstart.outcomes import Outcome
+from coldstart.rpc.v1 import cache_pb2 as pb
+from coldstart.rpc.v1 import cache_pb2_grpc
+from coldstart.server.answers import (
+    Answer,
+    Asker,
+    Hit,
+    Leased,
+    NeedDescriptor,
+    Refused,
+    Rewrite,
+    Rewritten,
+    Waiting,
+)
+from coldstart.server.holdings import Holdings
+from coldstart.server.lookups import Lookups, Published
+from coldstart.server.publishing import Publication, read_header
+from coldstart.server.tally import Ending
+
+MAX_TEXT = 256  # of names that people read
+MAX_SECONDS = 1e7  # what a client may claim that something took
+
+T = TypeVar("T")
+
+
+class CacheServicer(cache_pb2_grpc.CacheServicer):
+    """The wire's side of the lookup table."""
+
+    def __init__(self, lookups: Lookups, config: DaemonConfig, holdings: Holdings) -> None:
+        self._lookups = lookups
+        self._config = config
+        self._holdings = holdings
+
+    async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
+        volume = None
+        nonce_path = self._holdings.nonce_path()
+        if nonce_path:
+            volume = pb.Volume(root=str(self._holdings.volume_root), nonce_path=nonce_path)
+        return pb.HelloReply(
+            daemon_version=__version__,
+            scheme=SCHEME,
+            mode=wire.mode_to_pb(self._lookups.mode),
+            volume=volume,
+            min_compile_seconds=self._config.min_compile_seconds,
+            lease_seconds=self._config.lease_seconds,
+            heartbeat_seconds=self._config.heartbeat_seconds,
+        )
+
+    async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupReply:
+        asker = self._asker(request)
+        asked = request.WhichOneof("asked")
+        if asked == "raw_digest":
+            return self._reply(await self._lookups.ask_raw(asker, request.raw_digest))
+        if asked == "descriptor":
+            descriptor = request.descriptor.SerializeToString(deterministic=True)
+            return self._reply(await self._lookups.ask_descriptor(asker, descriptor))
+        if asked == "record":
+            record = wire.record_from_pb(request.record)
+            return self._reply(await self._lookups.ask_record(asker, record))
+        raise InvalidRequest("a lookup asks by raw_digest, descriptor or record; none is set")
+
+    async def Await(self, request: pb.AwaitRequest, context: Any) -> pb.LookupReply:
+        seconds = _seconds("max_wait_seconds", request.max_wait_seconds)
+        return self._reply(await self._lookups.wait(request.lookup_id, request.key, seconds))
+
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:
+        artifact = await self._lookups.fetch(request.lookup_id, request.key, request.digest)
+        if artifact is None:
+            raise TierError(f"{request.key[:16]} {request.digest[:12]} is gone; look it up again")
+        yield pb.Chunk(data=artifact.header.prefix())
+        async for chunk in _read(artifact):
+            yield pb.Chunk(data=chunk)
+
+    async def Reject(self, request: pb.RejectRequest, context: Any) -> pb.LookupReply:
+        reason = wire.reason_from_pb(request.reason)
+        return self._reply(
+            await self._lookups.reject(request.lookup_id, request.key, request.digest, reason)
+        )
+
+    async def Publish(
+        self, requests: AsyncIterator[pb.PublishRequest], context: Any
+    ) -> pb.PublishReply:
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("part") != "start":
+            raise InvalidRequest("a publish begins with its start, not with data")
+        start = first.start
+        publication = Publication(
+            lookup_id=start.lookup_id,
+            lease_id=start.lease_id,
+            header=read_header(start.header),
+            record=wire.record_from_pb(start.record),
+            planned=start.planned,
+        )
+        published: Published = await self._lookups.publish(publication, _data(requests))
+        return pb.PublishReply(
+            digest=published.digest,
+            adopted=published.adopted,
+            kept_local=(
+                wire.reason_to_pb(published.kept_local)
+                if published.kept_local is not None
+                else pb.REASON_UNSPECIFIED
+            ),
+        )
+
+    async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewReply:
+        return pb.RenewReply(seconds=await self._lookups.renew(request.lease_id))
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
+        await self._lookups.release(request.lease_id)
+        return pb.ReleaseReply()
+
+    async def Fail(self, request: pb.FailRequest, context: Any) -> pb.FailReply:
+        reason = wire.reason_from_pb(request.kind)
+        await self._lookups.fail(request.lease_id, reason, request.message)
+        return pb.FailReply()
+
+    async def Finish(self, request: pb.FinishRequest, context: Any) -> pb.FinishReply:
+        if request.outcome == pb.OUTCOME_UNSPECIFIED or request.reason == pb.REASON_UNSPECIFIED:
+            raise InvalidRequest("a lookup ends with an outcome and a reason; one is not set")
+        outcome = wire.outcome_from_pb(request.outcome)
+        ending = Ending(
+            outcome=outcome,
+            reason=wire.reason_from_pb(request.reason),
+            tier=request.tier if outcome is Outcome.HIT else "",
+            program_name=request.program_name[:MAX_TEXT],
+            compile_seconds=_seconds("compile_seconds", request.compile_seconds),
+            fetch_seconds=_seconds("fetch_seconds", request.fetch_seconds),
+            load_seconds=_seconds("load_seconds", request.load_seconds),
+            identify_seconds=_seconds("identify_seconds", request.identify_seconds),
+            wait_seconds=_seconds("wait_seconds", request.wait_seconds),
+        )
+        await self._lookups.finish(request.lookup_id, request.key, ending)
+        return pb.FinishReply()
+
+    async def Batch(self, request: pb.BatchRequest, context: Any) -> pb.BatchReply:
+        features = frozenset(request.host.cpu_features)
+        answers = await self._lookups.batch(request.keys, features)
+        return pb.BatchReply(
+            answers=[
+                pb.KeyAnswer(
+                    key=answer.key,
+                    state=wire.key_state_to_pb(answer.state),
+                    digest=answer.digest,
+                    compile_seconds=answer.compile_seconds,
+                )
+                for answer in answers
+            ]
+        )
+
+    async def GetRecord(self, request: pb.GetRecordRequest, context: Any) -> pb.GetRecordReply:
+        record = await self._lookups.record(request.key)
+        if record is None:
+            return pb.GetRecordReply(found=False)
+        return pb.GetRecordReply(found=True, record=wire.record_to_pb(record))
+
+    def _asker(self, request: pb.LookupRequest) -> Asker:
+        host = request.host
+        mode = self._lookups.mode if host.mode == pb.MODE_UNSPECIFIED else wire.mode_from_pb(host.mode)
+        return Asker(
+            lookup_id=request.lookup_id,
+            holder=request.holder[:MAX_TEXT],
+            namespace=request.namespace,
+            cpu_features=frozenset(host.cpu_features),
+            sees_volume=self._holdings.proves(host.volume_proof),
+            mode=mode,
+            planned=host.planned,
+            estimate_seconds=_seconds("estimate_seconds", request.estimate_seconds),
+        )
+
+    def _reply(self, answer: Answer) -> pb.LookupReply:
+        reply = pb.LookupReply(mode=wire.mode_to_pb(self._lookups.mode))
+        if isinstance(answer, NeedDescriptor):
+            reply.need_descriptor.SetInParent()
+            return reply
+        if isinstance(answer, Rewritten):
+            reply.rewrites.SetInParent()
+            reply.rewrites.rewrites.extend(_rewrite(rewrite) for rewrite in answer.rewrites)
+            return reply
+        reply.key = answer.key
+        if isinstance(answer, Hit):
+            reply.hit.CopyFrom(
+                pb.Hit(
+                    header=answer.header.encode(),
+                    path=answer.path,
+                    tier=answer.tier,
+                    waited=answer.waited,
+                )
+            )
+        elif isinstance(answer, Leased):
+            reply.lease.CopyFrom(
+                pb.Lease(lease_id=answer.lease_id, seconds=answer.seconds, evicted=answer.evicted)
+            )
+        elif isinstance(answer, Waiting):
+            reply.wait.CopyFrom(
+                pb.Wait(
+                    holder=answer.holder,
+                    estimate_seconds=answer.estimate_seconds,
+                    max_wait_seconds=answer.max_wait_seconds,
+                )
+            )
+        elif isinstance(answer, Refused):
+            reply.refused.CopyFrom(
+                pb.Refused(reason=wire.reason_to_pb(answer.reason), message=answer.message)
+            )
+        return reply
+
+
+def _rewrite(rewrite: Rewrite) -> pb.Rewrite:
+    return pb.Rewrite(
+        rule=rewrite.rule,
+        function=rewrite.function,
+        op=rewrite.op,
+        attribute=rewrite.attribute,
+        value=rewrite.value,
+        reason=rewrite.reason,
+    )
+
+
+async def _read(artifact: Artifact) -> AsyncIterator[bytes]:
+    """An artifact's payload, read off the event loop."""
+    chunks = artifact.payload.chunks(CHUNK_BYTES)
+    while True:
+        try:
+            chunk = await asyncio.to_thread(_next, chunks.__next__)
+        except OSError as exc:
+            raise TierError(f"{artifact.header.key[:16]}: the copy can't be read: {exc.strerror}") from exc
+        if chunk is None:
+            return
+        yield chunk
+
+
+def _next(step: Callable[[], T]) -> T | None:
+    """One step; None at the end, as StopIteration can't leave a thread."""
+    try:
+        return step()
+    except StopIteration:
+        return None
+
+
+async def _data(requests: AsyncIterator[pb.PublishRequest]) -> AsyncIterator[bytes]:
+    async for request in requests:
+        if request.WhichOneof("part") != "data":
+            raise InvalidRequest("after the start of a publish only data may follow")
+        yield request.data
+
+
+def _seconds(name: str, value: float) -> float:
+    if not math.isfinite(value) or not 0 <= value <= MAX_SECONDS:
+        raise InvalidRequest(f"{name} is not a sensible number of seconds: {value!r}")
+    return value

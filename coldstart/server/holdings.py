@@ -1,0 +1,179 @@
+"""Holdings: what the daemon asks of its store. A chain of tiers, and the disk among them where there is one.
+
+The chain says what is there; the disk adds what only it can do: hand a file over by path, keep it from eviction
+for a while, and take a publish in without a second copy.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coldstart.artifact import Artifact, Header
+from coldstart.errors import TierError
+from coldstart.identity.key import KeyRecord
+from coldstart.store.disk import DiskTier
+from coldstart.store.tier import Tier
+
+log = logging.getLogger("coldstart.server")
+
+# Tiers that said "here it is" during the present get. A list, so that tasks started on the way fill the same one.
+_sources: ContextVar[list[str] | None] = ContextVar("coldstart_sources", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An artifact, and the tier that had it."""
+
+    artifact: Artifact
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One configured tier."""
+
+    name: str
+    url: str  # without secrets
+
+
+@dataclass(frozen=True, slots=True)
+class TierStanding:
+    """One tier's numbers; -1: not known."""
+
+    name: str
+    url: str
+    artifacts: int
+    bytes: int
+    limit_bytes: int
+    operations: dict[str, int]
+
+
+@dataclass(slots=True)
+class OperationCounts:
+    """The store's recorder: counts what tiers did. `put` hits of other words: see store/recorder.py."""
+
+    operations: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def __call__(self, tier: str, op: str, outcome: str, seconds: float) -> None:
+        self.operations[tier, op, outcome] += 1
+        self.seconds[tier, op] = self.seconds.get((tier, op), 0.0) + seconds
+        sources = _sources.get()
+        if sources is not None and (op, outcome) == ("get", "hit"):
+            sources.append(tier)
+
+
+class Holdings:
+    """The store, as lookups need it."""
+
+    def __init__(
+        self,
+        chain: Tier,
+        disk: DiskTier | None,
+        counts: OperationCounts,
+        places: Sequence[Place] = (),
+    ) -> None:
+        self._chain = chain
+        self._disk = disk
+        self.counts = counts
+        self._places = tuple(places)
+        self.tier_names = tuple(place.name for place in places)
+
+    async def find(self, key: str) -> tuple[Header, ...]:
+        return await self._chain.find(key)
+
+    async def get(self, key: str, digest: str) -> Found | None:
+        sources: list[str] = []
+        token = _sources.set(sources)
+        try:
+            artifact = await self._chain.get(key, digest)
+        finally:
+            _sources.reset(token)
+        if artifact is None:
+            return None
+        named = [tier for tier in sources if tier in self.tier_names]
+        return Found(artifact, named[-1] if named else "")
+
+    async def put(self, artifact: Artifact, record: KeyRecord) -> Header:
+        return await self._chain.put(artifact, record)
+
+    async def record(self, key: str) -> KeyRecord | None:
+        return await self._chain.record(key)
+
+    async def quarantine(self, key: str, digest: str, reason: str) -> bool:
+        return await self._chain.quarantine(key, digest, reason)
+
+    async def close(self) -> None:
+        await self._chain.close()
+
+    # --- what only a disk can do ---------------------------------------------------------------
+
+    @property
+    def volume_root(self) -> Path | None:
+        """Where files can be handed over by path; None: nowhere."""
+        return None if self._disk is None else self._disk.root
+
+    def nonce_path(self) -> str:
+        """A file relative to `volume_root` whose content proves that a client sees the volume; "" if none."""
+        try:
+            return "" if self._disk is None else self._disk.nonce()[0]
+        except TierError as exc:  # a store that can't be written: bytes go by stream then
+            log.warning("no handing over by path: %s", exc)
+            self._disk = None
+            return ""
+
+    def proves(self, proof: bytes) -> bool:
+        return (
+            bool(proof)
+            and self._disk is not None
+            and hmac.compare_digest(proof, self._disk.nonce()[1])
+        )
+
+    def pin(self, digest: str, seconds: float) -> str:
+        """Keep it from eviction; pin first, then get."""
+        return "" if self._disk is None else self._disk.pin(digest, seconds)
+
+    def unpin(self, token: str) -> None:
+        if self._disk is not None and token:
+            self._disk.unpin(token)
+
+    def path_of(self, key: str, digest: str) -> str:
+        """Relative to `volume_root`; "" where the disk doesn't have it (yet)."""
+        if self._disk is None:
+            return ""
+        try:
+            return self._disk.relative_path(digest, key)
+        except TierError:
+            return ""
+
+    async def spool(self, header: Header) -> Path | None:
+        """A file of the whole artifact's size to write it to; the disk takes it over on `put`. None: no disk."""
+        if self._disk is None:
+            return None
+        return await self._disk.reserve_spool(len(header.prefix()) + header.payload_bytes)
+
+    async def standing(self) -> tuple[TierStanding, ...]:
+        """How each tier stands."""
+        return tuple([await self._standing(place) for place in self._places])
+
+    async def _standing(self, place: Place) -> TierStanding:
+        artifacts = size = -1
+        limit = 0
+        if self._disk is not None and place.name == self._disk.name:
+            try:
+                usage = await self._disk.usage()
+                artifacts, size, limit = usage.count, usage.bytes, usage.limit_bytes
+            except TierError as exc:
+                log.warning("%s: %s", place.name, exc)
+        operations = {
+            f"{op}.{outcome}": count
+            for (tier, op, outcome), count in sorted(self.counts.operations.items())
+            if tier == place.name
+        }
+        return TierStanding(place.name, place.url, artifacts, size, limit, operations)

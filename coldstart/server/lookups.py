@@ -1,0 +1,672 @@
+"""Lookups: what the daemon answers, and why. The lookup table of the contract, in one object, without gRPC.
+
+One lookup is one compile request of a client. It is open from its first call until Finish, or until it has been
+silent for too long; either way it is counted exactly once. All state lives on one event loop: no locks, and
+whatever was true before an `await` is looked at again after it.
+
+    find a variant that the host can load  -> hit, pinned until Finish
+    a fresh negative entry                 -> refused
+    nobody at it                           -> lease
+    somebody at it                         -> wait; Await ends as hit, lease, refused, or still waiting
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from coldstart.artifact import Artifact, Header
+from coldstart.config import DaemonConfig
+from coldstart.errors import (
+    ArtifactCorrupt,
+    ColdstartError,
+    InvalidRequest,
+    LeaseLost,
+    TierError,
+    TierFull,
+    TierTimeout,
+    TooLarge,
+)
+from coldstart.identity.key import KeyRecord, key_of
+from coldstart.lease.board import Busy, End, Failure, LeaseBoard
+from coldstart.outcomes import Outcome, Reason
+from coldstart.server.answers import (
+    Answer,
+    Asker,
+    Canonicalize,
+    Hit,
+    Leased,
+    NeedDescriptor,
+    Refused,
+    Rewritten,
+    Waiting,
+    no_rewrites,
+)
+from coldstart.server.holdings import Holdings
+from coldstart.server.negatives import NegativeEntries
+from coldstart.server.publishing import Publication, Spool, check_against_record
+from coldstart.server.tally import Ending, Tally
+from coldstart.store.names import check_digest, check_key
+from coldstart.wire import KeyState, Mode
+
+MAX_OPEN = 20_000  # open lookups; the one that was silent longest gives way
+MAX_FINISHED = 50_000  # ids that were counted and are not counted again
+MAX_KNOWN = 100_000  # keys whose artifact was seen: tells "evicted" from "cold", and how long a compile takes
+MAX_REJECTS = 3  # of one digest by one lookup: repaired copies are worth another look, not for ever
+MAX_BATCH = 20_000
+
+WAIT_FACTOR = 1.5  # of the compile seconds that are on record
+LEAST_WAIT_SECONDS = 30.0
+SILENT_LEASES = 4  # lease times without a word, after which a lookup that held one is given up
+
+NEGATIVE_REASONS = frozenset(
+    (Reason.NEGATIVE_COMPILE, Reason.NEGATIVE_OOM, Reason.NEGATIVE_TIMEOUT, Reason.NEGATIVE_CRASH)
+)
+# A reader's own trouble with a sound copy: the copy stays for others, this lookup isn't offered it again.
+HOST_REASONS = frozenset(
+    (
+        Reason.CPU_FEATURES,
+        Reason.CODEC,
+        Reason.FORMAT,
+        Reason.VERSION,
+        Reason.DEVICE_COORDINATES,
+        Reason.TIER_DOWN,
+        Reason.DEADLINE,
+    )
+)
+REJECT_REASONS = HOST_REASONS | frozenset(
+    (
+        Reason.CORRUPT,
+        Reason.IDENTITY_MISMATCH,
+        Reason.SIGNATURE,
+        Reason.KEY_MISMATCH,
+        Reason.TARGET_MISMATCH,
+        Reason.PARTITIONS,
+        Reason.CALLBACKS,
+    )
+)
+
+
+@dataclass(slots=True)
+class OpenLookup:
+    """What the daemon remembers of a lookup until it ends."""
+
+    asker: Asker
+    last_seen: float
+    key: str = ""
+    lease_id: str = ""
+    lost: bool = False  # held a lease that expired
+    waited: bool = False
+    served: dict[str, Header] = field(default_factory=dict)  # by digest
+    rejected: Counter[str] = field(default_factory=Counter)  # digests that this client found bad
+    excluded: set[str] = field(default_factory=set)  # digests that this host can't use
+    pins: dict[str, str] = field(default_factory=dict)  # digest -> pin
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was once seen of a key."""
+
+    digest: str
+    variant: str
+    compile_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """How a publish ended."""
+
+    digest: str
+    adopted: bool = False
+    kept_local: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAnswer:
+    """One key of a batch."""
+
+    key: str
+    state: KeyState
+    digest: str = ""
+    compile_seconds: float = 0.0
+
+
+class Lookups:
+    """The daemon's answers. Call from one event loop."""
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        holdings: Holdings,
+        board: LeaseBoard,
+        tally: Tally,
+        *,
+        canonicalize: Canonicalize = no_rewrites,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._holdings = holdings
+        self._board = board
+        self._tally = tally
+        self._canonicalize = canonicalize
+        self._now = now
+        self.mode = Mode(config.mode)
+        self._open: OrderedDict[str, OpenLookup] = OrderedDict()  # least recently heard of first
+        self._finished: OrderedDict[str, None] = OrderedDict()
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._leases: dict[str, str] = {}  # lease id -> lookup id
+        self._lease_of: dict[str, str] = {}  # key -> lease id
+        self._negatives = NegativeEntries(config.negative_seconds, now)
+        self._publishes = 0  # lets a lookup see that one happened while it was asking
+        self._closing = asyncio.Event()
+
+    @property
+    def open_lookups(self) -> int:
+        return len(self._open)
+
+    @property
+    def open_leases(self) -> int:
+        return len(self._leases)
+
+    def close(self) -> None:
+        """Send waiters home: they are answered `wait`, and compile when they find the daemon gone."""
+        self._closing.set()
+
+    # --- asking --------------------------------------------------------------------------------
+
+    async def ask_raw(self, asker: Asker, raw_digest: str) -> Answer:
+        """By raw digest. Aliases are not kept yet, so the answer is always: say more."""
+        if len(raw_digest) != 64 or not set(raw_digest) <= set("0123456789abcdef"):
+            raise InvalidRequest("raw_digest is 64 hex digits")
+        self._enter(asker)
+        return NeedDescriptor()
+
+    async def ask_descriptor(self, asker: Asker, descriptor: bytes) -> Answer:
+        """By descriptor: what may be rewritten before the program is keyed."""
+        self._enter(asker)
+        mode = least(self.mode, asker.mode)
+        return Rewritten(self._canonicalize(descriptor, mode) if mode is Mode.CANONICAL else ())
+
+    async def ask_record(self, asker: Asker, record: KeyRecord) -> Answer:
+        """By key record: hit, lease, wait or refused."""
+        key = key_of(record)
+        lookup = self._enter(asker)
+        if lookup.key not in ("", key):
+            raise InvalidRequest(
+                f"lookup {asker.lookup_id!r:.60} asked for {lookup.key[:16]} before, now for {key[:16]}; "
+                "a new compile request takes a new lookup id"
+            )
+        lookup.key = key
+        if asker.namespace:
+            return Refused(
+                Reason.ROLE, "this daemon serves the default namespace only; unset COLDSTART_NAMESPACE", key
+            )
+        return await self._resolve(lookup)
+
+    async def wait(self, lookup_id: str, key: str, max_wait_seconds: float) -> Answer:
+        """After `wait`: how it went on, no later than `max_wait_seconds`."""
+        lookup = self._known_lookup(lookup_id, key)
+        deadline = self._now() + max(0.0, min(max_wait_seconds, self._config.wait_seconds))
+        lookup.waited = True
+        while True:
+            left = deadline - self._now()
+            if left > 0 and not self._closing.is_set():
+                refused = await self._wait_for_end(lookup, left)
+                if refused is not None:
+                    return refused
+            self._touch(lookup)
+            answer = await self._resolve(lookup)
+            if not isinstance(answer, Waiting):
+                return answer
+            if self._closing.is_set() or deadline - self._now() <= 0:
+                return answer
+
+    async def reject(self, lookup_id: str, key: str, digest: str, reason: Reason) -> Answer:
+        """A copy that was served is bad: out of the way with it, then the next answer."""
+        lookup = self._known_lookup(lookup_id, key)
+        if digest not in lookup.served:
+            raise InvalidRequest("only a digest that this lookup was served can be rejected")
+        if reason not in REJECT_REASONS:
+            raise InvalidRequest(f"reason {reason.value} is not one that a copy is rejected for")
+        if reason in HOST_REASONS:
+            lookup.excluded.add(digest)
+        else:
+            lookup.rejected[digest] += 1
+            if lookup.rejected[digest] >= MAX_REJECTS:
+                lookup.excluded.add(digest)
+            self._unpin(lookup, digest)
+            if await self._holdings.quarantine(key, digest, reason.value):
+                self._tally.event(
+                    "quarantined", f"{key[:16]} {digest[:12]}: {reason.value}, said {lookup.asker.holder}"
+                )
+        return await self._resolve(lookup)
+
+    async def fetch(self, lookup_id: str, key: str, digest: str) -> Artifact | None:
+        """The artifact, for a stream; None: gone."""
+        check_key(key)
+        check_digest(digest)
+        lookup = self._open.get(lookup_id)
+        if lookup is not None:
+            self._touch(lookup)
+        found = await self._holdings.get(key, digest)
+        return None if found is None else found.artifact
+
+    # --- the life of a lease -------------------------------------------------------------------
+
+    async def renew(self, lease_id: str) -> float:
+        """Seconds that it lives on. Raises LeaseLost."""
+        lookup = self._open.get(self._leases.get(lease_id, ""))
+        try:
+            await self._board.renew(lease_id)
+        except LeaseLost:
+            self._lose(lease_id)
+            raise
+        if lookup is not None:
+            self._touch(lookup)
+        return self._config.lease_seconds
+
+    async def release(self, lease_id: str) -> None:
+        """Not going to compile after all: a waiter takes over. Unknown leases are none of our business."""
+        self._drop(lease_id)
+        with contextlib.suppress(LeaseLost):
+            await self._board.release(lease_id)
+
+    async def fail(self, lease_id: str, reason: Reason, message: str) -> None:
+        """The compile failed; waiters and late-comers are told, and compile by themselves."""
+        if reason not in NEGATIVE_REASONS:
+            raise InvalidRequest(f"a failed compile is one of the negative reasons, not {reason.value}")
+        lookup = self._open.get(self._leases.get(lease_id, ""))
+        if lookup is None or not lookup.key:
+            raise LeaseLost("this lease is not known here; the failure was not recorded")
+        await self._let_loose(lookup, reason, message)
+
+    # --- publishing ----------------------------------------------------------------------------
+
+    async def publish(self, publication: Publication, chunks: AsyncIterator[bytes]) -> Published:
+        """Take in an artifact; the reply names the authoritative digest.
+
+        Raises:
+            InvalidRequest: it contradicts itself, its record or its lease. ArtifactCorrupt: the bytes don't fit.
+            TooLarge, TierError: it can't be stored; waiters have been let loose.
+        """
+        header, record = publication.header, publication.record
+        check_against_record(header, record)
+        lookup = self._holder_of(publication)
+        if self.mode is Mode.OBSERVE:
+            return Published(header.digest, kept_local=Reason.MODE_OBSERVE)
+        if header.payload_bytes > self._config.max_artifact:
+            message = f"payload is {header.payload_bytes} bytes, the limit is {self._config.max_artifact}"
+            await self._let_loose(lookup, Reason.TOO_LARGE, message)
+            raise TooLarge(f"{message}; raise --max-artifact")
+        if header.compile_seconds < self._config.min_compile_seconds and not publication.planned:
+            message = (
+                f"compiled in {header.compile_seconds:.3g} s, less than min_compile_seconds="
+                f"{self._config.min_compile_seconds:g}"
+            )
+            self._tally.kept_local += 1
+            await self._let_loose(lookup, Reason.TOO_SMALL, message)
+            return Published(header.digest, kept_local=Reason.TOO_SMALL)
+        try:
+            stored = await self._store(header, record, self._alive(lookup, chunks))
+        except ArtifactCorrupt:
+            if lookup is not None:
+                await self.release(lookup.lease_id)
+            raise
+        except (TierError, TooLarge) as exc:
+            await self._let_loose(lookup, reason_of(exc), str(exc))
+            raise
+        self._publishes += 1
+        self._tally.published += 1
+        adopted = stored.digest != header.digest
+        if adopted:
+            self._tally.adopted += 1
+        self._remember(stored)
+        self._negatives.forget(header.key)
+        if lookup is not None:
+            await self.release(lookup.lease_id)
+        return Published(stored.digest, adopted=adopted)
+
+    async def _store(
+        self, header: Header, record: KeyRecord, chunks: AsyncIterator[bytes]
+    ) -> Header:
+        async with Spool(header, await self._holdings.spool(header)) as spool:
+            return await self._holdings.put(await spool.take(chunks), record)
+
+    async def _alive(
+        self, lookup: OpenLookup | None, chunks: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """The chunks; while they come, the lease they come under is renewed."""
+        renew_at = self._now() + self._config.heartbeat_seconds
+        async for chunk in chunks:
+            if lookup is not None and lookup.lease_id and self._now() >= renew_at:
+                with contextlib.suppress(LeaseLost):
+                    await self.renew(lookup.lease_id)
+                renew_at = self._now() + self._config.heartbeat_seconds
+            yield chunk
+        if lookup is not None and lookup.lease_id:
+            with contextlib.suppress(LeaseLost):
+                await self.renew(lookup.lease_id)  # storing takes a moment too
+
+    def _holder_of(self, publication: Publication) -> OpenLookup | None:
+        """The lookup that holds the lease which this is published under; None: a fallback, or it was lost."""
+        lookup = self._open.get(self._leases.get(publication.lease_id, ""))
+        if lookup is not None and lookup.key != publication.header.key:
+            raise InvalidRequest(
+                f"the lease is for {lookup.key[:16]}, not for {publication.header.key[:16]}"
+            )
+        if publication.lookup_id in self._open:
+            self._touch(self._open[publication.lookup_id])
+        return lookup
+
+    # --- ending --------------------------------------------------------------------------------
+
+    async def finish(self, lookup_id: str, key: str, ending: Ending) -> None:
+        """Count a lookup, once. One that the daemon never heard of counts too: it may have been restarted."""
+        check_lookup_id(lookup_id)
+        if key:
+            check_key(key)
+        if lookup_id in self._finished:
+            return
+        lookup = self._open.pop(lookup_id, None)
+        if lookup is not None:
+            await self._settle(lookup)
+            if ending.outcome is Outcome.HIT and lookup.served:
+                # What was saved is what the header says, whatever the client says.
+                served = list(lookup.served.values())[-1]
+                ending = replace(ending, compile_seconds=served.compile_seconds)
+        if ending.tier not in self._holdings.tier_names:
+            ending = replace(ending, tier="")
+        self._end(lookup_id, ending)
+
+    async def sweep(self) -> None:
+        """Give up lookups that have been silent for too long. Called now and then by the app."""
+        now = self._now()
+        for key, lease_id in tuple(self._lease_of.items()):
+            if await self._board.current(key) is None:
+                self._lose(lease_id)
+        silent = [
+            (lookup_id, lookup)
+            for lookup_id, lookup in self._open.items()
+            if now - lookup.last_seen > self._patience(lookup)
+        ]
+        for lookup_id, lookup in silent:
+            await self._give_up(lookup_id, lookup)
+
+    def _patience(self, lookup: OpenLookup) -> float:
+        if lookup.lease_id or lookup.lost:
+            return min(self._config.lookup_seconds, SILENT_LEASES * self._config.lease_seconds)
+        return self._config.lookup_seconds
+
+    async def _give_up(self, lookup_id: str, lookup: OpenLookup) -> None:
+        if self._open.pop(lookup_id, None) is None:
+            return
+        await self._settle(lookup)
+        self._tally.event(
+            Reason.LEASE_LOST.value, f"no word from {lookup.asker.holder or lookup_id} about {lookup.key[:16]}"
+        )
+        self._end(lookup_id, Ending(Outcome.ERROR, Reason.LEASE_LOST))
+
+    async def _settle(self, lookup: OpenLookup) -> None:
+        for digest in tuple(lookup.pins):
+            self._unpin(lookup, digest)
+        if lookup.lease_id:
+            await self.release(lookup.lease_id)
+
+    def _end(self, lookup_id: str, ending: Ending) -> None:
+        self._finished[lookup_id] = None
+        while len(self._finished) > MAX_FINISHED:
+            self._finished.popitem(last=False)
+        self._tally.end(ending)
+
+    # --- looking without taking ----------------------------------------------------------------
+
+    async def batch(self, keys: Iterable[str], cpu_features: frozenset[str]) -> list[KeyAnswer]:
+        """The state of each key, in order. Takes no lease."""
+        asked = list(keys)
+        if len(asked) > MAX_BATCH:
+            raise InvalidRequest(f"a batch holds at most {MAX_BATCH} keys, this one {len(asked)}")
+        for key in asked:
+            check_key(key)
+        return [await self._state(key, cpu_features) for key in asked]
+
+    async def _state(self, key: str, cpu_features: frozenset[str]) -> KeyAnswer:
+        header = choose(await self._holdings.find(key), cpu_features)
+        if header is not None:
+            return KeyAnswer(key, KeyState.PRESENT, header.digest, header.compile_seconds)
+        if self._negatives.get(key) is not None:
+            return KeyAnswer(key, KeyState.NEGATIVE)
+        if await self._board.current(key) is not None:
+            return KeyAnswer(key, KeyState.LEASED)
+        return KeyAnswer(key, KeyState.ABSENT)
+
+    async def record(self, key: str) -> KeyRecord | None:
+        check_key(key)
+        return await self._holdings.record(key)
+
+    # --- deciding ------------------------------------------------------------------------------
+
+    async def _resolve(self, lookup: OpenLookup) -> Answer:
+        try:
+            return await self._decide(lookup)
+        except (TierError, TooLarge) as exc:
+            # Not knowing is neither a miss nor a reason to make clients think the daemon is gone.
+            return Refused(reason_of(exc), str(exc), lookup.key)
+
+    async def _decide(self, lookup: OpenLookup) -> Answer:
+        key, asker = lookup.key, lookup.asker
+        while True:
+            publishes = self._publishes
+            header = choose(await self._holdings.find(key), asker.cpu_features, lookup.excluded)
+            observed = self._observe(lookup, header)
+            if observed is not None:
+                return observed
+            if header is not None:
+                hit = await self._hit(lookup, header)
+                if hit is not None:
+                    return hit
+            negative = self._negatives.get(key)
+            if negative is not None and not (
+                asker.planned and negative.reason is Reason.TOO_SMALL
+            ):
+                return Refused(negative.reason, negative.message, key)
+            if lookup.lease_id:  # asked again, say after a lost reply: it is the same lease
+                try:
+                    await self.renew(lookup.lease_id)
+                    return self._leased(lookup)
+                except LeaseLost:
+                    pass
+            acquired = await self._board.acquire(
+                key, asker.holder, self._config.lease_seconds, asker.estimate_seconds
+            )
+            if isinstance(acquired, Busy):
+                return self._waiting(key, acquired)
+            lease_id = acquired.lease.id
+            if key in self._lease_of:
+                self._lose(self._lease_of[key])
+                self._tally.takeovers += 1
+            self._leases[lease_id] = asker.lookup_id
+            self._lease_of[key] = lease_id
+            lookup.lease_id, lookup.lost = lease_id, False
+            if publishes == self._publishes:
+                return self._leased(lookup)
+            # Something was published between looking and leasing; it may have been this.
+            await self.release(lease_id)
+
+    def _observe(self, lookup: OpenLookup, header: Header | None) -> Answer | None:
+        """Observe mode takes nothing. A client that observes of itself is told what it would have hit."""
+        if least(self.mode, lookup.asker.mode) is not Mode.OBSERVE:
+            return None
+        if self.mode is not Mode.OBSERVE and header is not None:
+            return Hit(lookup.key, header, tier="")
+        would = "would be a hit" if header is not None else "would be a miss"
+        return Refused(Reason.MODE_OBSERVE, f"observe mode: {would}", lookup.key)
+
+    async def _hit(self, lookup: OpenLookup, header: Header) -> Hit | None:
+        self._unpin(lookup, header.digest)
+        lookup.pins[header.digest] = self._holdings.pin(header.digest, self._config.pin_seconds)
+        found = await self._holdings.get(lookup.key, header.digest)
+        if found is None:  # went between finding and getting
+            self._unpin(lookup, header.digest)
+            return None
+        lookup.served.pop(header.digest, None)
+        lookup.served[header.digest] = header
+        self._remember(header)
+        sees_volume = lookup.asker.sees_volume
+        path = self._holdings.path_of(lookup.key, header.digest) if sees_volume else ""
+        return Hit(lookup.key, header, found.tier, path, waited=lookup.waited)
+
+    def _leased(self, lookup: OpenLookup) -> Leased:
+        return Leased(
+            lookup.key,
+            lookup.lease_id,
+            self._config.lease_seconds,
+            evicted=lookup.key in self._known and not lookup.rejected and not lookup.excluded,
+        )
+
+    def _waiting(self, key: str, busy: Busy) -> Waiting:
+        known = self._known.get(key)
+        if known is not None and known.compile_seconds > 0:
+            estimate = known.compile_seconds
+            most = max(LEAST_WAIT_SECONDS, WAIT_FACTOR * estimate)
+        else:  # a guess is no record: wait for as long as heartbeats come
+            estimate, most = busy.estimate_seconds, self._config.wait_seconds
+        return Waiting(key, busy.holder, estimate, most)
+
+    async def _wait_for_end(self, lookup: OpenLookup, seconds: float) -> Refused | None:
+        """Until the lease on its key ends, the daemon closes, or `seconds` are over.
+
+        Returns what there is to say where the holder failed; else the store is asked again.
+        """
+        ended = asyncio.ensure_future(self._board.wait(lookup.key, seconds))
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait({ended, closing}, return_when=asyncio.FIRST_COMPLETED)
+            end = ended.result() if ended.done() else None
+        finally:
+            ended.cancel()
+            closing.cancel()
+        if end is None or end.why is not End.FAILED or end.failure is None:
+            return None
+        reason = Reason(end.failure.kind)
+        if reason is Reason.TOO_SMALL and lookup.asker.planned:
+            return None
+        return Refused(reason, end.failure.message, lookup.key)
+
+    async def _let_loose(self, lookup: OpenLookup | None, reason: Reason, message: str) -> None:
+        """Nothing will be published under this lease: tell the waiters why, so that all go on at once."""
+        if lookup is None:
+            return
+        self._negatives.add(lookup.key, reason, message)
+        lease_id = lookup.lease_id
+        self._drop(lease_id)
+        with contextlib.suppress(LeaseLost):
+            await self._board.fail(lease_id, Failure(reason.value, message))
+
+    # --- bookkeeping ---------------------------------------------------------------------------
+
+    def _enter(self, asker: Asker) -> OpenLookup:
+        check_lookup_id(asker.lookup_id)
+        if asker.lookup_id in self._finished:
+            raise InvalidRequest(
+                f"lookup {asker.lookup_id!r:.60} has ended; a new compile request takes a new lookup id"
+            )
+        lookup = self._open.get(asker.lookup_id)
+        if lookup is None:
+            lookup = self._open[asker.lookup_id] = OpenLookup(asker, self._now())
+            if len(self._open) > MAX_OPEN:
+                oldest, silent = self._open.popitem(last=False)
+                for digest in tuple(silent.pins):
+                    self._unpin(silent, digest)
+                self._end(oldest, Ending(Outcome.ERROR, Reason.LEASE_LOST))
+        lookup.asker = asker
+        self._touch(lookup)
+        return lookup
+
+    def _touch(self, lookup: OpenLookup) -> None:
+        lookup.last_seen = self._now()
+        if lookup.asker.lookup_id in self._open:
+            self._open.move_to_end(lookup.asker.lookup_id)
+
+    def _known_lookup(self, lookup_id: str, key: str) -> OpenLookup:
+        check_lookup_id(lookup_id)
+        check_key(key)
+        lookup = self._open.get(lookup_id)
+        if lookup is None or lookup.key != key:
+            raise InvalidRequest(
+                "no such lookup is open for this key (was the daemon restarted?); start again with Lookup"
+            )
+        self._touch(lookup)
+        return lookup
+
+    def _drop(self, lease_id: str) -> None:
+        lookup = self._open.get(self._leases.pop(lease_id, ""))
+        if lookup is None:
+            return
+        if self._lease_of.get(lookup.key) == lease_id:
+            del self._lease_of[lookup.key]
+        if lookup.lease_id == lease_id:
+            lookup.lease_id = ""
+
+    def _lose(self, lease_id: str) -> None:
+        """The board let this lease go: its holder was silent for too long."""
+        lookup = self._open.get(self._leases.get(lease_id, ""))
+        if lookup is not None:
+            lookup.lost = True
+            self._tally.event("lease-expired", f"{lookup.asker.holder}: {lookup.key[:16]}")
+        self._drop(lease_id)
+
+    def _unpin(self, lookup: OpenLookup, digest: str) -> None:
+        if digest in lookup.pins:
+            self._holdings.unpin(lookup.pins.pop(digest))
+
+    def _remember(self, header: Header) -> None:
+        before = self._known.pop(header.key, None)
+        if (
+            before is not None
+            and before.variant == header.variant
+            and before.digest != header.digest
+        ):
+            self._tally.event(
+                "replaced", f"{header.key[:16]}: {before.digest[:12]} by {header.digest[:12]}"
+            )
+        self._known[header.key] = Known(header.digest, header.variant, header.compile_seconds)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+
+def choose(
+    headers: Iterable[Header],
+    cpu_features: frozenset[str],
+    excluded: Iterable[str] = (),
+) -> Header | None:
+    """The variant to hand out: of those that the host can load, the one that uses most of it."""
+    loadable = [
+        header
+        for header in headers
+        if cpu_features.issuperset(header.cpu_features) and header.digest not in set(excluded)
+    ]
+    return max(loadable, key=lambda h: (len(h.cpu_features), h.digest), default=None)
+
+
+def least(one: Mode, other: Mode) -> Mode:
+    """The more careful of two modes."""
+    order = list(Mode)
+    return min(one, other, key=order.index)
+
+
+def reason_of(error: ColdstartError) -> Reason:
+    """The word for a tier's trouble."""
+    if isinstance(error, TooLarge):
+        return Reason.TOO_LARGE
+    if isinstance(error, TierFull):
+        return Reason.QUOTA
+    return Reason.DEADLINE if isinstance(error, TierTimeout) else Reason.TIER_DOWN
+
+
+def check_lookup_id(lookup_id: str) -> None:
+    if not 1 <= len(lookup_id) <= 128 or not lookup_id.isprintable():
+        raise InvalidRequest("lookup_id is 1 to 128 printable characters, chosen by the client")

@@ -1,0 +1,127 @@
+"""Standing: how the daemon stands now, gathered for whoever shows it (Stats, the page, Prometheus)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from coldstart import __version__
+from coldstart.metrics import Reading
+from coldstart.outcomes import Outcome
+from coldstart.server.holdings import Holdings, TierStanding
+from coldstart.server.lookups import Lookups
+from coldstart.server.tally import Tally
+from coldstart.wire import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment's numbers; `tally` is the live one."""
+
+    version: str
+    pid: int
+    uptime_seconds: float
+    mode: Mode
+    addresses: tuple[str, ...]
+    open_lookups: int
+    open_leases: int
+    tally: Tally
+    tiers: tuple[TierStanding, ...]
+
+
+@dataclass(slots=True)
+class CallCounts:
+    """Calls by method and status. An Edge's recorder."""
+
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    def __call__(self, method: str, status: str, seconds: float) -> None:
+        self.calls[method, status] += 1
+        self.seconds[method] += seconds  # type: ignore[assignment]  # Counter's values may be floats
+
+
+class Standing:
+    """Reads the parts; changes nothing."""
+
+    def __init__(
+        self,
+        lookups: Lookups,
+        holdings: Holdings,
+        tally: Tally,
+        calls: CallCounts,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lookups = lookups
+        self._holdings = holdings
+        self._tally = tally
+        self._calls = calls
+        self._now = now
+        self._began = now()
+        self.addresses: tuple[str, ...] = ()  # once they are known
+
+    async def snapshot(self) -> Snapshot:
+        return self._snapshot(await self._holdings.standing())
+
+    def _snapshot(self, tiers: tuple[TierStanding, ...]) -> Snapshot:
+        return Snapshot(
+            version=__version__,
+            pid=os.getpid(),
+            uptime_seconds=self._now() - self._began,
+            mode=self._lookups.mode,
+            addresses=self.addresses,
+            open_lookups=self._lookups.open_lookups,
+            open_leases=self._lookups.open_leases,
+            tally=self._tally,
+            tiers=tiers,
+        )
+
+
+def readings(now: Snapshot, calls: CallCounts, holdings: Holdings) -> Iterator[Reading]:
+    """A snapshot under the metrics' names."""
+    tally = now.tally
+    by_reason: Counter[tuple[str, str]] = Counter()
+    by_tier: Counter[str] = Counter()
+    for (outcome, reason, tier), count in tally.lookups.items():
+        by_reason[outcome.value, reason.value] += count
+        if outcome is Outcome.HIT:
+            by_tier[tier or "unknown"] += count
+    yield from (("coldstart_lookups_total", labels, n) for labels, n in by_reason.items())
+    for name in holdings.tier_names:
+        by_tier.setdefault(name, 0)
+    yield from (("coldstart_hits_total", (tier,), n) for tier, n in by_tier.items())
+    yield from (("coldstart_events_total", (kind,), n) for kind, n in tally.event_counts.items())
+    for name, value in (
+        ("coldstart_lookups_open", now.open_lookups),
+        ("coldstart_leases_open", now.open_leases),
+        ("coldstart_compiles_total", tally.compiles),
+        ("coldstart_publishes_adopted_total", tally.adopted),
+        ("coldstart_lease_takeovers_total", tally.takeovers),
+        ("coldstart_compile_seconds_total", tally.compile_seconds),
+        ("coldstart_compile_seconds_saved_total", tally.compile_seconds_saved),
+        ("coldstart_wait_seconds_total", tally.wait_seconds),
+        ("coldstart_fetch_seconds_total", tally.fetch_seconds),
+        ("coldstart_load_seconds_total", tally.load_seconds),
+        ("coldstart_identify_seconds_total", tally.identify_seconds),
+        ("coldstart_uptime_seconds", now.uptime_seconds),
+    ):
+        yield name, (), float(value)
+    for (tier, op, word), count in holdings.counts.operations.items():
+        yield "coldstart_tier_operations_total", (tier, op, word), count
+    for (tier, op), seconds in holdings.counts.seconds.items():
+        yield "coldstart_tier_operation_seconds_total", (tier, op), seconds
+    for standing in now.tiers:
+        labels = (standing.name,)
+        if standing.bytes >= 0:
+            yield "coldstart_tier_bytes", labels, standing.bytes
+        if standing.artifacts >= 0:
+            yield "coldstart_tier_artifacts", labels, standing.artifacts
+        yield "coldstart_tier_limit_bytes", labels, standing.limit_bytes
+    for (method, status), count in calls.calls.items():
+        yield "coldstart_rpc_calls_total", (method, status), count
+    for method, seconds in calls.seconds.items():
+        yield "coldstart_rpc_seconds_total", (method,), seconds
