@@ -1,0 +1,10 @@
+"""Pallas TPU kernels, each beside the slow version that shows it right.
+
+Independent of Coldstart: imports JAX and NumPy only, so that the folder can be taken away and used alone.
+"""
+
+from __future__ import annotations
+
+from coldstart_kernels.mla import mla_attention
+
+__all__ = ["mla_attention"]
