@@ -1,0 +1,283 @@
+"""ChainTier: ordered tiers acting as one. Fast and small first, slow and authoritative last.
+
+- Asked in order. A tier that fails is counted, named in the log and skipped. Misses everywhere are a miss; misses
+  with a failure on the way are a TierError: we don't know.
+- A hit in a lower tier is back-filled into the writable ones above that missed, from the bytes in hand.
+- `put` adopts what any tier already has. Otherwise the write policy says which tiers must take it:
+
+      best_effort   the first writable must; the others are tried (default)
+      first         the first writable must; the others are left alone
+      all           every writable must
+
+- A bad copy is quarantined in the first tier that has it, which is the one that was served; the next tier's copy
+  then answers. Where that tier can't be written, its copy is barred in memory instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar
+
+from coldstart.artifact import Artifact, FilePayload, Header
+from coldstart.errors import (
+    ArtifactCorrupt,
+    ArtifactError,
+    ConfigError,
+    TierError,
+    TierTimeout,
+    TooLarge,
+)
+from coldstart.identity.key import KeyRecord
+from coldstart.store.recorder import Recorder, ignore
+from coldstart.store.tier import Tier
+from coldstart.store.wrap import outcome_of
+
+log = logging.getLogger(__name__)
+
+WritePolicy = Literal["first", "all", "best_effort"]
+WRITE_POLICIES: tuple[WritePolicy, ...] = ("first", "all", "best_effort")
+BARRED = 1024  # bad copies in tiers that can't be written, remembered
+
+T = TypeVar("T")
+_FAILURES = (
+    TierError,
+    TooLarge,
+    ArtifactError,
+)  # what a tier may raise; all else is a mistake of ours
+
+
+class ChainTier:
+    """Several tiers as one Tier."""
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        *,
+        write_policy: WritePolicy = "best_effort",
+        recorder: Recorder = ignore,
+    ) -> None:
+        if not tiers:
+            raise ConfigError(
+                "a chain needs at least one store; for instance --store disk:///var/cache/coldstart"
+            )
+        if write_policy not in WRITE_POLICIES:
+            raise ConfigError(
+                f"write policy {write_policy!r} is not known; use one of {', '.join(WRITE_POLICIES)}"
+            )
+        self.tiers = tuple(tiers)
+        self._write_policy = write_policy
+        self._recorder = recorder
+        self._barred: OrderedDict[tuple[int, str, str], None] = OrderedDict()  # tier, key, digest
+
+    @property
+    def name(self) -> str:
+        return "chain"
+
+    @property
+    def writable(self) -> bool:
+        return any(tier.writable for tier in self.tiers)
+
+    async def find(self, key: str) -> tuple[Header, ...]:
+        """The first tier that has a variant says which digest it has.
+
+        Tiers below a hit are asked too where the key has variants: the caller's may be only there.
+        """
+        found: dict[str, Header] = {}
+        failures: list[Exception] = []
+        for at, tier in enumerate(self.tiers):
+            headers = await self._ask(tier, "find", tier.find(key), failures)
+            for header in headers or ():
+                if (at, key, header.digest) not in self._barred:
+                    found.setdefault(header.variant, header)
+            if "" in found:
+                break
+        if not found:
+            _raise_unknown("find", failures)
+        return tuple(found.values())
+
+    async def get(self, key: str, digest: str) -> Artifact | None:
+        artifact, _ = await self._get(key, digest)
+        return artifact
+
+    async def get_with_source(self, key: str, digest: str) -> tuple[Artifact, str] | None:
+        """As `get`, with the name of the tier that had it (before back-filling)."""
+        artifact, source = await self._get(key, digest)
+        return None if artifact is None else (artifact, source)
+
+    async def put(self, artifact: Artifact, record: KeyRecord | None) -> Header:
+        mine = artifact.header
+        writable = [tier for tier in self.tiers if tier.writable]
+        if not writable:
+            raise TierError("chain: put refused, no tier of it can be written")
+        known = await self._known(mine)
+        if known is not None and known.digest != mine.digest:
+            return known
+        winner = mine
+        stored = False
+        for tier in writable[:1] if self._write_policy == "first" else writable:
+            must = not stored or self._write_policy == "all"
+            try:
+                header = await tier.put(artifact, record)
+            except _FAILURES as exc:
+                if must:
+                    raise
+                self._failed(tier, "put", exc)
+                continue
+            if not stored:
+                stored, winner = True, header
+                if header.digest != mine.digest:
+                    return header  # somebody was first: our bytes go nowhere
+            elif header.digest != winner.digest:
+                log.warning(
+                    "chain: %s has %s for %s, not %s; the first tier's answer stands",
+                    tier.name,
+                    header.digest[:12],
+                    mine.key,
+                    winner.digest[:12],
+                )
+                self._recorder(tier.name, "put", "adopted", 0.0)
+            artifact = await self._still_there(tier, artifact)
+        return winner
+
+    async def record(self, key: str) -> KeyRecord | None:
+        failures: list[Exception] = []
+        for tier in self.tiers:
+            found = await self._ask(tier, "record", tier.record(key), failures)
+            if found is not None:
+                return found
+        _raise_unknown("record", failures)
+        return None
+
+    async def delete(self, key: str, digest: str) -> bool:
+        """From every writable tier; a failure in one is raised once all were tried."""
+        failures: list[Exception] = []
+        removed = False
+        for tier in self.tiers:
+            if tier.writable:
+                gone = await self._ask(tier, "delete", tier.delete(key, digest), failures)
+                removed = bool(gone) or removed
+        _raise_unknown("delete", failures)
+        return removed
+
+    async def quarantine(self, key: str, digest: str, reason: str) -> bool:
+        failures: list[Exception] = []
+        for at, tier in enumerate(self.tiers):
+            if (at, key, digest) in self._barred:
+                continue
+            headers = await self._ask(tier, "find", tier.find(key), failures)
+            if not any(header.digest == digest for header in headers or ()):
+                continue
+            if await self._put_aside(tier, key, digest, reason):
+                return True
+            self._barred[(at, key, digest)] = None
+            if len(self._barred) > BARRED:
+                self._barred.popitem(last=False)
+            return True
+        _raise_unknown("quarantine", failures)
+        return False
+
+    async def close(self) -> None:
+        """Every tier is closed, whatever the others say; then the first trouble is raised."""
+        failures: list[Exception] = []
+        for tier in self.tiers:
+            await self._ask(tier, "close", tier.close(), failures)
+        _raise_unknown("close", failures)
+
+    async def _get(self, key: str, digest: str) -> tuple[Artifact | None, str]:
+        failures: list[Exception] = []
+        missed: list[Tier] = []
+        for at, tier in enumerate(self.tiers):
+            if (at, key, digest) in self._barred:
+                continue
+            failed_before = len(failures)
+            artifact = await self._ask(tier, "get", tier.get(key, digest), failures)
+            if artifact is None:
+                if len(failures) == failed_before and tier.writable:
+                    missed.append(tier)
+                continue
+            if missed and not await self._backfill(artifact, tier, missed):
+                await self._put_aside(tier, key, digest, "corrupt")
+                continue
+            return artifact, tier.name
+        _raise_unknown("get", failures)
+        return None, ""
+
+    async def _backfill(self, artifact: Artifact, source: Tier, missed: list[Tier]) -> bool:
+        """Copy upwards, best effort. False if the copying showed that the source's bytes are bad."""
+        record = await self._ask(source, "record", source.record(artifact.header.key), [])
+        for tier in missed:
+            start = time.monotonic()
+            outcome = "ok"
+            try:
+                await tier.put(artifact, record)
+            except ArtifactCorrupt as exc:
+                self._failed(source, "get", exc)
+                return False
+            except _FAILURES as exc:
+                log.warning("chain: back-fill into %s: %s", tier.name, exc)
+                outcome = outcome_of(exc)
+            self._recorder(tier.name, "backfill", outcome, time.monotonic() - start)
+        return True
+
+    async def _known(self, mine: Header) -> Header | None:
+        """What some tier already has for that key and variant. A tier that can't say is no reason not to store."""
+        for at, tier in enumerate(self.tiers):
+            for header in await self._ask(tier, "find", tier.find(mine.key), []) or ():
+                barred = (at, mine.key, header.digest) in self._barred
+                if header.variant == mine.variant and not barred:
+                    return header
+        return None
+
+    async def _still_there(self, tier: Tier, artifact: Artifact) -> Artifact:
+        """The artifact with a payload that can still be read: a tier may have taken a spooled file over."""
+        payload = artifact.payload
+        if not isinstance(payload, FilePayload) or payload.path.exists():
+            return artifact
+        header = artifact.header
+        stored = await self._ask(tier, "get", tier.get(header.key, header.digest), [])
+        return stored or artifact
+
+    async def _put_aside(self, tier: Tier, key: str, digest: str, reason: str) -> bool:
+        try:
+            return await tier.quarantine(key, digest, reason)
+        except _FAILURES as exc:
+            self._failed(tier, "quarantine", exc)
+            return False
+
+    async def _ask(
+        self, tier: Tier, op: str, call: Awaitable[T], failures: list[Exception]
+    ) -> T | None:
+        try:
+            return await call
+        except _FAILURES as exc:
+            self._failed(tier, op, exc)
+            failures.append(exc)
+            return None
+
+    def _failed(self, tier: Tier, op: str, exc: Exception) -> None:
+        """Told under the chain's name: the tier's own wrapper counts the tier's."""
+        log.warning("chain: %s of %s failed: %s", op, tier.name, exc)
+        self._recorder(self.name, op, outcome_of(exc), 0.0)
+
+
+def _raise_unknown(op: str, failures: list[Exception]) -> None:
+    """Not found, but not everybody answered: not knowing is not a miss."""
+    if not failures:
+        return
+    words = "; ".join(str(failure) for failure in failures)
+    kind = TierTimeout if all(isinstance(f, TierTimeout) for f in failures) else TierError
+    raise kind(f"chain: {op}: {words}") from failures[0]
+
+
+def innermost(tier: Tier, wanted: Callable[[Tier], bool]) -> Tier | None:
+    """The first tier inside wrappers and chains that is `wanted`; for whoever composes a daemon."""
+    if wanted(tier):
+        return tier
+    for inner in getattr(tier, "tiers", ()) or filter(None, [getattr(tier, "inner", None)]):
+        found = innermost(inner, wanted)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,457 @@
+"""DiskTier: artifacts as files under one root; durable, bounded, shared by the processes that open it.
+
+    put   reserve room -> write tmp/ while hashing -> fsync -> rename to objects/ -> fsync(folder)
+          -> key record, the same -> index entry, the same, but by link: the first wins -> reply
+    get   index entry -> object file; no lock; its payload stays in the file
+
+A reader sees a whole artifact or a miss, whatever dies whenever. Layout: disk_layout.py; README.md beside it.
+
+Way in: DiskTier(root, limit_bytes=...). For handing files over by path: `pin`, then `get`, then `relative_path`.
+For publishing without a second copy: `reserve_spool`, write the artifact there, `put` it as a FilePayload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from coldstart.artifact import Artifact, FilePayload, Header, open_file
+from coldstart.errors import (
+    ArtifactCorrupt,
+    ArtifactError,
+    InvalidRequest,
+    TierError,
+    TierFull,
+    TooLarge,
+)
+from coldstart.identity.key import KeyRecord
+from coldstart.store.disk_index import DiskIndex, Entry
+from coldstart.store.disk_layout import Layout, flocked, translated, unlink, write_all
+from coldstart.store.disk_space import INDEX_BYTES, Space, Usage
+from coldstart.store.disk_sweep import Swept, sweep
+from coldstart.store.disk_tmp import TempFolder
+from coldstart.store.names import check_digest, check_key, check_new
+from coldstart.store.pins import Pins
+from coldstart.store.recorder import Recorder, ignore
+
+log = logging.getLogger(__name__)
+
+DEFAULT_LIMIT_BYTES = 20 << 30
+READ_THREADS = 4  # disks gain little from more, and each may hold a chunk of memory
+WRITE_THREADS = 4  # their own, so that no reader waits behind a 600 MB publish or an eviction
+EVICTED_KEYS = 4096  # remembered so that a later miss can say why
+NONCE_BYTES = 32
+
+T = TypeVar("T")
+
+
+class DiskTier:
+    """One store on a local disk. Several processes may open one root at once."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        recorder: Recorder = ignore,
+        now: Callable[
+            [], float
+        ] = time.time,  # stamps last uses: must be comparable after a restart
+        monotonic: Callable[[], float] = time.monotonic,  # ends pins
+    ) -> None:
+        """Makes the folders. Raises TierError where that is impossible and there is no store to read either."""
+        self.root = root
+        self.limit_bytes = limit_bytes
+        self._recorder = recorder
+        self._now = now
+        self._layout = Layout(root)
+        self._temps = TempFolder(self._layout.tmp)
+        self._index = DiskIndex(self._layout, self._temps)
+        self._pins = Pins(monotonic)
+        self._space_lock = threading.Lock()  # around _space; before the limit flock, before a key's
+        self._space = Space(self._layout, self._temps, limit_bytes)
+        self._evicted: OrderedDict[str, None] = OrderedDict()
+        self._nonce: tuple[str, bytes] | None = None
+        self._closed = False
+        try:
+            with translated("opening a store", root):
+                self._layout.make_folders()
+        except TierError:
+            if not os.access(self._layout.keys, os.R_OK | os.X_OK):
+                raise  # else a store that can only be read: put says so when it is asked
+        self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="coldstart-disk-read")
+        self._writers = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="coldstart-disk-write")
+        self._writers.submit(self._warm)
+
+    @property
+    def name(self) -> str:
+        return "disk"
+
+    @property
+    def writable(self) -> bool:
+        return True
+
+    async def find(self, key: str) -> tuple[Header, ...]:
+        return await self._read(self._find, check_key(key))
+
+    async def get(self, key: str, digest: str) -> Artifact | None:
+        return await self._read(self._get, check_key(key), check_digest(digest))
+
+    async def put(self, artifact: Artifact, record: KeyRecord | None) -> Header:
+        check_new(artifact.header, artifact.payload.size_bytes)
+        return await self._write(self._put, artifact, record)
+
+    async def record(self, key: str) -> KeyRecord | None:
+        return await self._read(self._record, check_key(key))
+
+    async def delete(self, key: str, digest: str) -> bool:
+        return await self._write(self._remove, check_key(key), check_digest(digest), "")
+
+    async def quarantine(self, key: str, digest: str, reason: str) -> bool:
+        return await self._write(
+            self._remove, check_key(key), check_digest(digest), reason or "bad"
+        )
+
+    async def close(self) -> None:
+        """Waits for what was begun. Spooled files that were not put are then anybody's to sweep."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.to_thread(self._readers.shutdown)
+        await asyncio.to_thread(self._writers.shutdown)
+        self._temps.close()
+        if self._nonce is not None:
+            unlink(self.root / self._nonce[0])
+
+    # Handing over by path
+
+    def pin(self, digest: str, seconds: float) -> str:
+        """Keep artifacts with that digest from eviction. Pin first, then `get`: then the file is there."""
+        return self._pins.pin(check_digest(digest), seconds)
+
+    def unpin(self, token: str) -> bool:
+        """True if the pin still held."""
+        return self._pins.unpin(token)
+
+    def relative_path(self, digest: str, key: str = "") -> str:
+        """The artifact's file, relative to `root`; "" if there is none.
+
+        Two keys can have byte-identical payloads, each with its own file and header: name the key.
+        """
+        folder = self._layout.objects / check_digest(digest)[:2]
+        if key:
+            with translated("lookup", folder):
+                for entry in self._index.entries(check_key(key))[0]:
+                    if entry.header.digest == digest:
+                        return str(entry.object.relative_to(self.root))
+            return ""
+        for path in sorted(folder.glob(f"{digest}-*.csa")):
+            return str(path.relative_to(self.root))
+        return ""
+
+    def nonce(self) -> tuple[str, bytes]:
+        """A file (relative to `root`) and its content: who can tell the content sees this volume."""
+        if self._nonce is None:
+            content = secrets.token_bytes(NONCE_BYTES)
+            path = self._layout.nonces / secrets.token_hex(16)
+            with translated("writing a nonce", path):
+                path.write_bytes(content)
+            self._nonce = (str(path.relative_to(self.root)), content)
+        return self._nonce
+
+    # Publishing without a second copy
+
+    def spool_path(self) -> Path:
+        """A fresh path on this store's device, for a whole artifact: header prefix, then payload.
+
+        `put` of a FilePayload at that path and offset `len(header.prefix())` takes the file over by rename, after
+        checking it. Whoever asked for the path unlinks it in the end, whatever happened (missing is fine).
+        The bytes written there count against the limit, but nothing is evicted for them until `put`: prefer
+        `reserve_spool` where the size is known.
+        """
+        with translated("spooling", self._layout.tmp):
+            return self._temps.new_path()
+
+    async def reserve_spool(self, total_bytes: int) -> Path:
+        """As `spool_path`, for an artifact of exactly `total_bytes`: a file of that size, room made for it.
+
+        Raises:
+            TooLarge: it never fits. TierFull: it doesn't fit now.
+        """
+        reserving = asyncio.ensure_future(self._write(self._reserve, total_bytes, 0))
+        try:
+            return await asyncio.shield(reserving)
+        except asyncio.CancelledError:
+            reserving.add_done_callback(_drop_unwanted)  # nobody will ever learn this path
+            raise
+
+    # Upkeep
+
+    async def usage(self) -> Usage:
+        """Bytes, artifacts and the limit, as of now."""
+        return await self._write(self._usage)
+
+    async def sweep(self) -> Swept:
+        """Remove what crashes and strangers left: dead temporary files, orphans, entries without an artifact."""
+        return await self._write(self._sweep)
+
+    def evicted_recently(self, key: str) -> bool:
+        """True if this process evicted an artifact of `key` and still remembers."""
+        return key in self._evicted
+
+    # Below: blocking, in the pool
+
+    async def _read(self, work: Callable[..., T], *arguments: object) -> T:
+        return await self._run(self._readers, work, *arguments)
+
+    async def _write(self, work: Callable[..., T], *arguments: object) -> T:
+        return await self._run(self._writers, work, *arguments)
+
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
+        if self._closed:
+            raise TierError(f"disk: the store at {self.root} is closed")
+        return await asyncio.get_running_loop().run_in_executor(
+            pool, lambda: self._translated(work, *arguments)
+        )
+
+    def _translated(self, work: Callable[..., T], *arguments: object) -> T:
+        with translated(work.__name__.strip("_"), self.root):
+            return work(*arguments)
+
+    def _warm(self) -> None:
+        """At start: drop what dead processes left and read the folders once. Nobody waits for it but `put`."""
+        try:
+            self._temps.sweep()
+            self._usage()
+        except OSError as exc:
+            log.warning("disk: could not read the store at %s: %s", self.root, exc)
+
+    def _sweep(self) -> Swept:
+        return sweep(self._layout, self._index, self._temps)
+
+    def _usage(self) -> Usage:
+        with self._space_lock:
+            return self._space.usage()
+
+    def _find(self, key: str) -> tuple[Header, ...]:
+        return tuple(entry.header for entry in self._sound(key))
+
+    def _sound(self, key: str) -> list[Entry]:
+        sound, unsound = self._index.entries(key)
+        for name in unsound:
+            if self._index.heal(key, name):
+                self._recorder(self.name, "heal", "ok", 0.0)
+        return sound
+
+    def _get(self, key: str, digest: str) -> Artifact | None:
+        for entry in self._sound(key):
+            if entry.header.digest != digest:
+                continue
+            try:
+                found = open_file(entry.object)
+            except FileNotFoundError:
+                return None  # evicted a moment ago
+            except ArtifactError as exc:
+                log.warning("disk: %s is bad: %s", entry.object, exc)
+                self._remove(key, digest, "header")
+                self._recorder(self.name, "get", "corrupt", 0.0)
+                return None
+            self._touch(entry.object)
+            return found if found.header == entry.header else None
+        return None
+
+    def _touch(self, path: Path) -> None:
+        stamp = int(self._now() * 1e9)
+        with suppress(
+            OSError
+        ):  # read-only or another user's: the order of eviction is then a guess
+            os.utime(path, ns=(stamp, stamp))
+
+    def _record(self, key: str) -> KeyRecord | None:
+        path = self._layout.record(key)
+        try:
+            return KeyRecord.from_json(path.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (InvalidRequest, UnicodeDecodeError) as exc:
+            log.warning("disk: %s is no key record: %s", path, exc)
+            with suppress(OSError):
+                unlink(path)
+            return None
+
+    def _put(self, artifact: Artifact, record: KeyRecord | None) -> Header:
+        header = artifact.header
+        text = record.to_json() if record is not None else ""
+        there = self._index.entry(header.key, header.variant)
+        if there is not None:
+            return self._adopt(there, text)
+        body = header.encode()
+        prefix = header.prefix()
+        with ExitStack() as undo:
+            temp = self._spooled(artifact, prefix)
+            if temp is None:
+                temp = self._reserve(len(prefix) + header.payload_bytes, len(text))
+                undo.callback(unlink, temp)
+                self._copy(artifact, prefix, temp)
+            else:
+                self._make_room(len(text))
+                self._check_spooled(artifact, temp)
+            with flocked(self._layout.lock(header.key)), ExitStack() as uncommitted:
+                there = self._index.entry(header.key, header.variant)
+                if there is not None:
+                    if text:
+                        self._index.add_record(header.key, text)
+                    return there.header
+                self._index.add(header, body, temp, text, uncommitted)
+                uncommitted.pop_all()
+        self._evicted.pop(header.key, None)
+        return header
+
+    def _adopt(self, there: Entry, text: str) -> Header:
+        key = there.header.key
+        if text and not self._layout.record(key).exists():
+            self._make_room(len(text))
+            with flocked(self._layout.lock(key)):
+                if self._index.entry(key, there.header.variant) is not None:
+                    self._index.add_record(key, text)
+        return there.header
+
+    def _reserve(self, total_bytes: int, beside_bytes: int) -> Path:
+        """A temporary file of `total_bytes`, with room made for it and for `beside_bytes` more."""
+        need = total_bytes + beside_bytes + INDEX_BYTES
+        if need > self.limit_bytes:
+            raise TooLarge(
+                f"disk: an artifact of {total_bytes} bytes never fits; the limit of {self.root} is "
+                f"{self.limit_bytes} (cs.limit)"
+            )
+        with self._space_lock, flocked(self._layout.limit_lock):
+            self._make_room_locked(need)
+            temp = self._temps.new_path()
+            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                os.ftruncate(
+                    fd, total_bytes
+                )  # the size is the reservation: other processes count it
+            finally:
+                os.close(fd)
+            return temp
+
+    def _make_room(self, need_bytes: int) -> None:
+        with self._space_lock, flocked(self._layout.limit_lock):
+            self._make_room_locked(need_bytes)
+
+    def _make_room_locked(self, need_bytes: int) -> None:
+        if self._space.make_room(need_bytes, self._evict):
+            return
+        if self._temps.sweep() and self._space.make_room(need_bytes, self._evict):
+            return
+        raise TierFull(
+            f"disk: no room for {need_bytes} bytes in {self.root}: what is there is pinned or being written; "
+            "retry, or raise cs.limit"
+        )
+
+    def _evict(self, path: Path) -> bool:
+        evicted = self._index.remove_object(path, self._pins)
+        if evicted is None:
+            return False
+        if evicted:
+            self._evicted[evicted] = None
+            while len(self._evicted) > EVICTED_KEYS:
+                self._evicted.popitem(last=False)
+        self._recorder(self.name, "evict", "ok", 0.0)
+        return True
+
+    def _copy(self, artifact: Artifact, prefix: bytes, temp: Path) -> None:
+        fd = os.open(temp, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            write_all(fd, prefix)
+            digest, size = hashlib.sha256(), 0
+            for chunk in _readable(artifact):
+                digest.update(chunk)
+                size += len(chunk)
+                if size > artifact.header.payload_bytes:
+                    break  # never write past what was reserved
+                write_all(fd, chunk)
+            _check(artifact.header, size, digest.hexdigest())
+            stamp = int(self._now() * 1e9)
+            os.utime(fd, ns=(stamp, stamp))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _spooled(self, artifact: Artifact, prefix: bytes) -> Path | None:
+        """The payload's own file, if it can become the object as it is."""
+        payload = artifact.payload
+        if not isinstance(payload, FilePayload) or payload.offset != len(prefix):
+            return None
+        if not self._temps.owns(payload.path):
+            return None
+        with payload.path.open("rb") as file:
+            same = file.read(len(prefix)) == prefix
+            whole = os.fstat(file.fileno()).st_size == len(prefix) + payload.size_bytes
+        return payload.path if same and whole else None
+
+    def _check_spooled(self, artifact: Artifact, temp: Path) -> None:
+        digest, size = hashlib.sha256(), 0
+        for chunk in _readable(artifact):
+            digest.update(chunk)
+            size += len(chunk)
+        _check(artifact.header, size, digest.hexdigest())
+        fd = os.open(temp, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            stamp = int(self._now() * 1e9)
+            os.utime(fd, ns=(stamp, stamp))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _remove(self, key: str, digest: str, reason: str) -> bool:
+        """Delete, or with a reason keep aside."""
+        removed = False
+        with flocked(self._layout.lock(key)):
+            for entry in self._index.entries(key)[0]:
+                if entry.header.digest == digest:
+                    aside = self._aside(digest, reason) if reason else None
+                    removed = self._index.remove(key, entry, aside) or removed
+        if reason:
+            with self._space_lock:
+                self._space.trim_quarantine(self.limit_bytes // 20)
+        return removed
+
+    def _aside(self, digest: str, reason: str) -> Path:
+        word = re.sub(r"[^a-z0-9-]", "", reason.lower())[:40]
+        return self._layout.quarantine / f"{time.time_ns():020}-{digest[:16]}-{word}.csa"
+
+
+def _drop_unwanted(reserving: asyncio.Future[Path]) -> None:
+    if not reserving.cancelled() and reserving.exception() is None:
+        unlink(reserving.result())
+
+
+def _readable(artifact: Artifact) -> Iterator[bytes]:
+    """A payload's chunks; trouble with where they come from must not look like trouble with this disk."""
+    try:
+        yield from artifact.payload.chunks()
+    except OSError as exc:
+        raise TierError(f"disk: the payload to store can't be read: {exc}") from exc
+
+
+def _check(header: Header, size: int, digest: str) -> None:
+    if size != header.payload_bytes:
+        raise ArtifactCorrupt(f"payload is {size} bytes, its header says {header.payload_bytes}")
+    if digest != header.digest:
+        raise ArtifactCorrupt(
+            f"payload digest {digest[:12]} is not the header's {header.digest[:12]}"
+        )

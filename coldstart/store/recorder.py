@@ -1,0 +1,32 @@
+"""Recorder: how a tier tells what happened, without knowing who counts.
+
+One call per event. `tier` is a tier's name; `op` is one of OPS; `outcome` one of OUTCOMES. No keys: the words
+end as metric labels.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+OPS = (
+    "find",
+    "get",
+    "put",
+    "record",
+    "delete",
+    "quarantine",
+    "backfill",  # a hit copied into a faster tier (chain)
+    "evict",  # an artifact gone for want of room
+    "heal",  # an index entry without a sound artifact behind it, taken away
+)
+OUTCOMES = ("ok", "hit", "miss", "adopted", "error", "timeout", "full", "too-large", "corrupt")
+
+
+class Recorder(Protocol):
+    """Counts one event of one tier."""
+
+    def __call__(self, tier: str, op: str, outcome: str, seconds: float) -> None: ...
+
+
+def ignore(tier: str, op: str, outcome: str, seconds: float) -> None:
+    """A recorder for those who don't count."""
