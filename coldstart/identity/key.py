@@ -89,7 +89,9 @@ class KeyRecord:
                     for c in data["components"]
                 ),
                 program_name=str(data.get("program_name", "")),
-                versions=tuple(sorted((str(k), str(v)) for k, v in data.get("versions", {}).items())),
+                versions=tuple(
+                    sorted((str(k), str(v)) for k, v in data.get("versions", {}).items())
+                ),
                 notes=tuple(str(n) for n in data.get("notes", ())),
                 scheme=str(data["scheme"]),
             )

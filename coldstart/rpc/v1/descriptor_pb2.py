@@ -14,13 +14,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!coldstart/rpc/v1/descriptor.proto\x12\x10\x63oldstart.rpc.v1\"\x11\n\x0fGraphDescriptorb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!coldstart/rpc/v1/descriptor.proto\x12\x10\x63oldstart.rpc.v1\"\xa6\x04\n\x0fGraphDescriptor\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x11\n\tframework\x18\x02 \x01(\t\x12\x14\n\x0cprogram_name\x18\x03 \x01(\t\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x0f\n\x07strings\x18\x05 \x03(\t\x12(\n\x06values\x18\x06 \x01(\x0b\x32\x18.coldstart.rpc.v1.Values\x12&\n\x05nodes\x18\x07 \x01(\x0b\x32\x17.coldstart.rpc.v1.Nodes\x12\x10\n\x08operands\x18\x08 \x03(\r\x12\x30\n\nattributes\x18\t \x01(\x0b\x32\x1c.coldstart.rpc.v1.Attributes\x12*\n\x07regions\x18\n \x01(\x0b\x32\x19.coldstart.rpc.v1.Regions\x12.\n\tfunctions\x18\x0b \x01(\x0b\x32\x1b.coldstart.rpc.v1.Functions\x12\r\n\x05\x65ntry\x18\x0c \x01(\r\x12.\n\x05\x63\x61lls\x18\r \x01(\x0b\x32\x1f.coldstart.rpc.v1.NodeFunctions\x12\x33\n\nreferences\x18\x0e \x01(\x0b\x32\x1f.coldstart.rpc.v1.NodeFunctions\x12(\n\x06inputs\x18\x0f \x01(\x0b\x32\x18.coldstart.rpc.v1.Inputs\x12)\n\x05reads\x18\x10 \x01(\x0b\x32\x1a.coldstart.rpc.v1.ReadSets\"(\n\x06Values\x12\x0c\n\x04type\x18\x01 \x03(\r\x12\x10\n\x08sharding\x18\x02 \x03(\r\"\x8a\x01\n\x05Nodes\x12\n\n\x02op\x18\x01 \x03(\r\x12(\n\x06\x65\x66\x66\x65\x63t\x18\x02 \x03(\x0e\x32\x18.coldstart.rpc.v1.Effect\x12\x14\n\x0c\x66irst_result\x18\x03 \x03(\r\x12\x0f\n\x07results\x18\x04 \x03(\r\x12\x10\n\x08operands\x18\x05 \x03(\r\x12\x12\n\nattributes\x18\x06 \x03(\r\")\n\nAttributes\x12\x0c\n\x04name\x18\x01 \x03(\r\x12\r\n\x05value\x18\x02 \x03(\r\"i\n\x07Regions\x12\r\n\x05owner\x18\x01 \x03(\r\x12\x12\n\nfirst_node\x18\x02 \x03(\r\x12\x10\n\x08\x65nd_node\x18\x03 \x03(\r\x12\x16\n\x0e\x66irst_argument\x18\x04 \x03(\r\x12\x11\n\targuments\x18\x05 \x03(\r\"7\n\tFunctions\x12\x0c\n\x04node\x18\x01 \x03(\r\x12\x0c\n\x04name\x18\x02 \x03(\r\x12\x0e\n\x06public\x18\x03 \x03(\x08\"/\n\rNodeFunctions\x12\x0c\n\x04node\x18\x01 \x03(\r\x12\x10\n\x08\x66unction\x18\x02 \x03(\r\"^\n\x06Inputs\x12\x14\n\x0c\x61lias_output\x18\x01 \x03(\x11\x12\x0f\n\x07\x64onated\x18\x02 \x03(\x08\x12-\n\tfragments\x18\x03 \x03(\x0b\x32\x1a.coldstart.rpc.v1.Fragment\"Y\n\x08\x46ragment\x12\r\n\x05input\x18\x01 \x01(\r\x12\x0e\n\x06\x62uffer\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x12\x12\r\n\x05sizes\x18\x04 \x03(\x04\x12\x0f\n\x07strides\x18\x05 \x03(\x12\"R\n\x08ReadSets\x12\x0f\n\x07operand\x18\x01 \x03(\r\x12%\n\x05state\x18\x02 \x03(\x0e\x32\x16.coldstart.rpc.v1.Read\x12\x0e\n\x06reason\x18\x03 \x03(\r*@\n\x06\x45\x66\x66\x65\x63t\x12\x12\n\x0e\x45\x46\x46\x45\x43T_BY_NAME\x10\x00\x12\x0f\n\x0b\x45\x46\x46\x45\x43T_PURE\x10\x01\x12\x11\n\rEFFECT_EFFECT\x10\x02*3\n\x04Read\x12\x10\n\x0cREAD_UNKNOWN\x10\x00\x12\x0c\n\x08READ_YES\x10\x01\x12\x0b\n\x07READ_NO\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coldstart.rpc.v1.descriptor_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_GRAPHDESCRIPTOR']._serialized_start=55
-  _globals['_GRAPHDESCRIPTOR']._serialized_end=72
+  _globals['_EFFECT']._serialized_start=1318
+  _globals['_EFFECT']._serialized_end=1382
+  _globals['_READ']._serialized_start=1384
+  _globals['_READ']._serialized_end=1435
+  _globals['_GRAPHDESCRIPTOR']._serialized_start=56
+  _globals['_GRAPHDESCRIPTOR']._serialized_end=606
+  _globals['_VALUES']._serialized_start=608
+  _globals['_VALUES']._serialized_end=648
+  _globals['_NODES']._serialized_start=651
+  _globals['_NODES']._serialized_end=789
+  _globals['_ATTRIBUTES']._serialized_start=791
+  _globals['_ATTRIBUTES']._serialized_end=832
+  _globals['_REGIONS']._serialized_start=834
+  _globals['_REGIONS']._serialized_end=939
+  _globals['_FUNCTIONS']._serialized_start=941
+  _globals['_FUNCTIONS']._serialized_end=996
+  _globals['_NODEFUNCTIONS']._serialized_start=998
+  _globals['_NODEFUNCTIONS']._serialized_end=1045
+  _globals['_INPUTS']._serialized_start=1047
+  _globals['_INPUTS']._serialized_end=1141
+  _globals['_FRAGMENT']._serialized_start=1143
+  _globals['_FRAGMENT']._serialized_end=1232
+  _globals['_READSETS']._serialized_start=1234
+  _globals['_READSETS']._serialized_end=1316
 # @@protoc_insertion_point(module_scope)
