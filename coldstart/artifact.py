@@ -162,7 +162,9 @@ def read_header(prefix: bytes) -> tuple[Header, int]:
         )
     size = int.from_bytes(prefix[4:8], "big")
     if size > MAX_HEADER_BYTES:
-        raise ArtifactCorrupt(f"artifact header claims {size} bytes, the limit is {MAX_HEADER_BYTES}")
+        raise ArtifactCorrupt(
+            f"artifact header claims {size} bytes, the limit is {MAX_HEADER_BYTES}"
+        )
     end = 8 + size + 32
     if len(prefix) < end:
         raise ArtifactCorrupt("artifact ends inside its header")
@@ -178,7 +180,8 @@ def decode_header(body: bytes) -> Header:
         data = json.loads(body)
         if data.get("format") != FORMAT:
             raise ArtifactMismatch(
-                f"artifact format {data.get('format')!r}, this reader knows {FORMAT}", reason="format"
+                f"artifact format {data.get('format')!r}, this reader knows {FORMAT}",
+                reason="format",
             )
         data["cpu_features"] = tuple(data["cpu_features"])
         return Header(**data)
@@ -231,7 +234,8 @@ def decode(artifact: Artifact) -> bytes:
     header = artifact.header
     if header.codec not in CODECS:
         raise ArtifactMismatch(
-            f"artifact codec {header.codec!r} is unknown here; known: {', '.join(CODECS)}", reason="codec"
+            f"artifact codec {header.codec!r} is unknown here; known: {', '.join(CODECS)}",
+            reason="codec",
         )
     encoded = verify(artifact)
     if header.codec == "raw":
@@ -242,7 +246,9 @@ def decode(artifact: Artifact) -> bytes:
         except zstandard.ZstdError as exc:
             raise ArtifactCorrupt(f"payload can't be decompressed: {exc}") from exc
     if len(raw) != header.raw_bytes:
-        raise ArtifactCorrupt(f"decoded payload is {len(raw)} bytes, its header says {header.raw_bytes}")
+        raise ArtifactCorrupt(
+            f"decoded payload is {len(raw)} bytes, its header says {header.raw_bytes}"
+        )
     return raw
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
@@ -29,8 +30,11 @@ from coldstart.identity.key import SCHEME
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc, cache_pb2_grpc
 from coldstart.rpc.v1 import cache_pb2 as pb
 
+T = TypeVar("T")
+
 SMALL_CALL_SECONDS = 1.0
 CONNECT_SECONDS = 0.3
+FETCH_MAX_SECONDS = 600.0
 MAX_MESSAGE_BYTES = 64 << 20  # descriptors; artifacts travel in chunks
 
 _OPTIONS = (
@@ -90,50 +94,78 @@ class CacheClient:
 
     def hello(self, seconds: float = SMALL_CALL_SECONDS) -> pb.HelloReply:
         request = pb.HelloRequest(client_version=__version__, scheme=SCHEME, holder=self.holder)
-        return self._call(self._cache.Hello, request, seconds)
+        return self._call(self._cache.Hello, request, seconds, pb.HelloReply)
 
     def lookup(self, request: pb.LookupRequest, seconds: float) -> pb.LookupReply:
-        return self._call(self._cache.Lookup, request, seconds)
+        return self._call(self._cache.Lookup, request, seconds, pb.LookupReply)
 
     def await_(self, request: pb.AwaitRequest, seconds: float) -> pb.LookupReply:
-        return self._call(self._cache.Await, request, seconds)
+        return self._call(self._cache.Await, request, seconds, pb.LookupReply)
 
     def reject(self, request: pb.RejectRequest, seconds: float) -> pb.LookupReply:
-        return self._call(self._cache.Reject, request, seconds)
+        return self._call(self._cache.Reject, request, seconds, pb.LookupReply)
 
     def renew(self, lease_id: str, seconds: float = SMALL_CALL_SECONDS) -> float:
         """Seconds that the lease lives on. Raises LeaseLost."""
-        reply = self._call(self._cache.Renew, pb.RenewRequest(lease_id=lease_id), seconds)
+        request = pb.RenewRequest(lease_id=lease_id)
+        reply = self._call(self._cache.Renew, request, seconds, pb.RenewReply)
         return float(reply.seconds)
 
     def release(self, lease_id: str, seconds: float = SMALL_CALL_SECONDS) -> None:
-        self._call(self._cache.Release, pb.ReleaseRequest(lease_id=lease_id), seconds)
+        request = pb.ReleaseRequest(lease_id=lease_id)
+        self._call(self._cache.Release, request, seconds, pb.ReleaseReply)
 
     def fail(self, request: pb.FailRequest, seconds: float = SMALL_CALL_SECONDS) -> None:
-        self._call(self._cache.Fail, request, seconds)
+        self._call(self._cache.Fail, request, seconds, pb.FailReply)
 
     def finish(self, request: pb.FinishRequest, seconds: float = SMALL_CALL_SECONDS) -> None:
-        self._call(self._cache.Finish, request, seconds)
+        self._call(self._cache.Finish, request, seconds, pb.FinishReply)
 
     def batch(self, request: pb.BatchRequest, seconds: float = 10.0) -> pb.BatchReply:
-        return self._call(self._cache.Batch, request, seconds)
+        return self._call(self._cache.Batch, request, seconds, pb.BatchReply)
 
     def record(self, key: str, seconds: float = 10.0) -> pb.GetRecordReply:
-        return self._call(self._cache.GetRecord, pb.GetRecordRequest(key=key), seconds)
+        return self._call(
+            self._cache.GetRecord, pb.GetRecordRequest(key=key), seconds, pb.GetRecordReply
+        )
 
     def stats(self, seconds: float = 10.0) -> admin_pb2.StatsReply:
-        return self._call(self._admin.Stats, admin_pb2.StatsRequest(), seconds)
+        return self._call(
+            self._admin.Stats, admin_pb2.StatsRequest(), seconds, admin_pb2.StatsReply
+        )
 
     # --- bytes ---------------------------------------------------------------------------------
 
-    def fetch(self, request: pb.FetchRequest, seconds: float) -> bytes:
-        """A whole artifact's bytes, unchecked."""
+    def fetch(self, request: pb.FetchRequest, idle_seconds: float) -> bytes:
+        """A whole artifact's bytes, unchecked; goes on while no pause is longer than `idle_seconds`."""
+        call = self._cache.Fetch(request, timeout=FETCH_MAX_SECONDS)
         parts: list[bytes] = []
+        done = threading.Event()
+        beat = threading.Event()
+        silent = threading.Event()
+
+        def watch() -> None:
+            while beat.wait(idle_seconds):
+                beat.clear()
+                if done.is_set():
+                    return
+            silent.set()
+            call.cancel()
+
+        threading.Thread(target=watch, name="coldstart-fetch-watch", daemon=True).start()
         try:
-            for chunk in self._cache.Fetch(request, timeout=seconds):
+            for chunk in call:
                 parts.append(chunk.data)
+                beat.set()
         except grpc.RpcError as exc:
+            if silent.is_set():
+                raise DaemonTimeout(
+                    f"Fetch at {self.address}: nothing came for {idle_seconds:g} s"
+                ) from exc
             self._fail(exc, "Fetch")
+        finally:
+            done.set()
+            beat.set()
         return b"".join(parts)
 
     def publish(
@@ -147,15 +179,17 @@ class CacheClient:
                 yield pb.PublishRequest(data=data)
 
         try:
-            return self._cache.Publish(messages(), timeout=seconds)
+            reply: pb.PublishReply = self._cache.Publish(messages(), timeout=seconds)
+            return reply
         except grpc.RpcError as exc:
             self._fail(exc, "Publish")
 
     # --- errors --------------------------------------------------------------------------------
 
-    def _call(self, method: Any, request: Any, seconds: float) -> Any:
+    def _call(self, method: Callable[..., Any], request: Any, seconds: float, _reply: type[T]) -> T:
         try:
-            return method(request, timeout=seconds)
+            reply: T = method(request, timeout=seconds)
+            return reply
         except grpc.RpcError as exc:
             self._fail(exc, type(request).__name__.removesuffix("Request"))
 

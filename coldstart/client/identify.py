@@ -51,7 +51,9 @@ class Identity:
     partitions: int
     replicas: int
     callbacks: int
-    multi_process: bool  # its devices belong to more than one process, live or described: always exact (I9)
+    multi_process: (
+        bool  # its devices belong to more than one process, live or described: always exact (I9)
+    )
     refusal: Reason | None = None  # why it can't be shared
     refusal_detail: str = ""
 
@@ -103,7 +105,10 @@ def _refusal(request: CompileRequest, callbacks: int) -> tuple[Reason | None, st
     if request.platform == "tpu" and target.flags_changed():
         return Reason.LATE_FLAGS, "LIBTPU_INIT_ARGS changed after libtpu may have read it"
     if callbacks and request.platform != "cpu":
-        return Reason.CALLBACKS, f"host callbacks on {request.platform} were never tried from a cache"
+        return (
+            Reason.CALLBACKS,
+            f"host callbacks on {request.platform} were never tried from a cache",
+        )
     pointer = _pointer_in(request.computation)
     if pointer:
         return Reason.POINTER, pointer

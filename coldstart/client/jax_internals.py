@@ -23,9 +23,9 @@ import jaxlib
 from jax._src import compiler as _compiler
 from jax._src import config as _jax_config
 from jax._src import monitoring as _monitoring
-from jax._src.lib import _jax
-from jax._src.lib import tpu as tpu_dialect
-from jax._src.lib import xla_client as _xla_client
+from jax._src.lib import _jax  # type: ignore[attr-defined]
+from jax._src.lib import tpu as tpu_dialect  # type: ignore[attr-defined]
+from jax._src.lib import xla_client as _xla_client  # type: ignore[attr-defined]
 from jaxlib.mlir import ir
 from jaxlib.mlir import passmanager as _passmanager
 
@@ -97,7 +97,9 @@ def seam() -> Seam:
     if names[: len(_PARAMETERS)] != _PARAMETERS:
         return Seam(version, False, known, f"compile_or_get_cached takes {', '.join(names)}")
     if not known:
-        return Seam(version, True, False, f"JAX {version} is not one that Coldstart was tested with")
+        return Seam(
+            version, True, False, f"JAX {version} is not one that Coldstart was tested with"
+        )
     return Seam(version, True, True)
 
 
@@ -112,7 +114,7 @@ def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompileRequest:
 
 
 def wrap_compile(wrapper: Callable[[Compile], Compile]) -> Callable[[], None]:
-    """Put `wrapper(original)` where JAX looks its compile function up; returns what takes it out again."""
+    """Put `wrapper(original)` where JAX looks its compile function up; the result takes it out."""
     original = _compiler.compile_or_get_cached
     wrapped = wrapper(original)
     functools.update_wrapper(wrapped, original)
@@ -203,8 +205,8 @@ def walk(module: Any) -> Iterator[Any]:
 
 # --- compile options -----------------------------------------------------------------------------
 
-# Fields of DebugOptions that say where to write, what to print or where a cache lies, and nothing about the
-# program: JAX's own list, and what was found beside it (H12). Each is set to an empty value of its type.
+# Fields of DebugOptions that say where to write, what to print or where a cache lies, and nothing about
+# the program: JAX's own list, and what was found beside it (H12). Each is set to an empty value.
 NEUTRAL_DEBUG_OPTIONS: dict[str, Any] = {
     "xla_force_host_platform_device_count": 0,
     "xla_dump_to": "",
@@ -224,8 +226,9 @@ NEUTRAL_DEBUG_OPTIONS: dict[str, Any] = {
     "xla_dump_compress_protos": False,
     "xla_dump_disable_metadata": False,
     "xla_gpu_cuda_data_dir": "",
-    "xla_gpu_per_fusion_autotune_cache_dir": "",  # a user's jax_compilation_cache_dir puts its path here
-    "xla_gpu_experimental_autotune_cache_mode": 0,  # process id != 0 flips it
+    # A user's jax_compilation_cache_dir puts its path here, and process id != 0 flips the mode.
+    "xla_gpu_per_fusion_autotune_cache_dir": "",
+    "xla_gpu_experimental_autotune_cache_mode": 0,
     "xla_gpu_kernel_cache_file": "",  # the same directory again
     "xla_detailed_logging": False,
 }
@@ -310,8 +313,8 @@ def serialize(executable: Any, request: CompileRequest) -> bytes:
 def load(data: bytes, request: CompileRequest) -> Any:
     """Load `data` for the request's own devices and with its own callbacks.
 
-    Everything about `data` must have been checked before: a wrong partition count aborts the process (M5), and
-    missing callbacks crash it at the first run (H8).
+    Everything about `data` must have been checked before: a wrong partition count aborts the process
+    (M5), and missing callbacks crash it at the first run (H8).
     """
     arguments = [data, request.executable_devices, request.compile_options]
     if request.host_callbacks:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 
-ADDRESS_FILE = "/etc/coldstart/address"  # reaches processes whose environment a stack doesn't forward
+ADDRESS_FILE = (
+    "/etc/coldstart/address"  # reaches processes whose environment a stack doesn't forward
+)
 
 
 def initialize() -> None:

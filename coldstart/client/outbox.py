@@ -37,7 +37,9 @@ class Outbox:
         """Queue a job; `what` names it in a log line if it fails."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="coldstart-outbox", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="coldstart-outbox", daemon=True
+                )
                 self._thread.start()
                 atexit.register(self.flush)
         try:

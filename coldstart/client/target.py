@@ -66,9 +66,15 @@ def target_of(devices: Sequence[Any], *, partitions: int, replicas: int) -> str:
 def _place(device: Any) -> list[int]:
     """Coordinates, core and slice of one device; nothing that is numbered per process."""
     coords = getattr(device, "coords", None)
-    if coords is None:  # an accelerator without coordinates: its id is all there is, so nothing is shared across
+    if (
+        coords is None
+    ):  # an accelerator without coordinates: its id is all there is, so nothing is shared across
         return [-1, int(device.id)]
-    return [*map(int, coords), int(device.core_on_chip), int(getattr(device, "slice_index", None) or 0)]
+    return [
+        *map(int, coords),
+        int(device.core_on_chip),
+        int(getattr(device, "slice_index", None) or 0),
+    ]
 
 
 # --- libtpu's flags ------------------------------------------------------------------------------

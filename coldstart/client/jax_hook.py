@@ -1,0 +1,175 @@
+"""The hook: what happens when JAX compiles. Wraps the one function where JAX compiles or reads its own cache.
+
+Nothing connects before the first compile. A process whose address is not set never gets here. Broad `except`
+stands here on purpose: whatever breaks in us, the program compiles (I5), unless it asked for strict mode.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from coldstart.client import jax_internals, target
+from coldstart.client.report import Report
+from coldstart.client.session import FromCompiler, Present, Session
+from coldstart.config import ClientSettings, client_settings, unknown_settings
+from coldstart.errors import ColdstartError, ConfigError
+
+log = logging.getLogger("coldstart")
+
+
+class Hook:
+    """One process's hook. `sessions` are per process id: a fork gets a channel and threads of its own."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._sessions: dict[int, Session] = {}
+        self._inside = threading.local()
+        self._unwrap: Callable[[], None] | None = None
+
+    def install(self) -> None:
+        """Wrap JAX's compile function. Idempotent."""
+        if self._unwrap is None:
+            target.note_flags()
+            self._unwrap = jax_internals.wrap_compile(self._wrapper)
+            atexit.register(self._say_at_exit)
+
+    def uninstall(self) -> None:
+        """Take the wrapper out again; what waits to be sent is sent."""
+        if self._unwrap is not None:
+            self._unwrap()
+            self._unwrap = None
+            atexit.unregister(self._say_at_exit)
+        self.flush()
+
+    def session(self) -> Session:
+        """This process's session. Connects nothing by itself."""
+        with self._lock:
+            session = self._sessions.get(os.getpid())
+            if session is None:
+                session = Session(self.settings)
+                self._sessions = {os.getpid(): session}
+            return session
+
+    def report(self) -> Report:
+        return self.session().report()
+
+    def flush(self, seconds: float = 60.0) -> bool:
+        """Wait until everything compiled here is published. True when nothing is left."""
+        session = self._sessions.get(os.getpid())
+        return session is None or session.outbox.flush(seconds)
+
+    def _wrapper(self, original: jax_internals.Compile) -> jax_internals.Compile:
+        def compile_or_get_cached(*args: Any, **kwargs: Any) -> Any:
+            # A compile inside a compile (autotuning, a callback that traces) is part of the outer one.
+            if getattr(self._inside, "on", False):
+                return original(*args, **kwargs)
+            self._inside.on = True
+            try:
+                return self._obtain(original, args, kwargs)
+            finally:
+                self._inside.on = False
+
+        return compile_or_get_cached
+
+    def _obtain(
+        self, original: jax_internals.Compile, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        outcome: list[
+            Any
+        ] = []  # what the compiler did, so that trouble of ours never compiles twice
+
+        def compile() -> Any:
+            try:
+                outcome.append(original(*args, **kwargs))
+            except BaseException as exc:
+                raise FromCompiler(exc) from exc
+            return outcome[-1]
+
+        try:
+            request = jax_internals.request_of(args, kwargs)
+            found = self.session().obtain(request, compile)
+        except FromCompiler as exc:
+            raise exc.error from exc.error.__cause__
+        except Exception as exc:
+            if self.settings.strict:
+                raise
+            if not isinstance(exc, ColdstartError):
+                log.exception("the hook failed; compiling without the cache")
+            return outcome[-1] if outcome else original(*args, **kwargs)
+        if isinstance(found, Present):
+            # Described devices: the bytes are there, but nothing here can load them.
+            return original(*args, **kwargs)
+        return found
+
+    def _say_at_exit(self) -> None:
+        session = self._sessions.get(os.getpid())
+        if session is None:
+            return
+        session.outbox.flush()
+        report = session.report()
+        if report.lookups:
+            print(report, file=sys.stderr)
+
+
+_installed: list[Hook] = []
+
+
+def install(settings: ClientSettings | None = None) -> Hook | None:
+    """Install the hook in this process, once; later calls return the first one's hook.
+
+    Args:
+        settings: default: from the environment and /etc/coldstart/address.
+
+    Returns:
+        The hook, or None where it stays inactive: no address, disabled, or a JAX without the seam.
+
+    Raises:
+        ConfigError: in strict mode only: a setting that can't be used.
+    """
+    if _installed:
+        return _installed[0]
+    try:
+        if settings is None:
+            settings = client_settings(os.environ)
+        for message in unknown_settings(os.environ):
+            if settings.strict:
+                raise ConfigError(message)
+            warnings.warn(f"coldstart: {message}", stacklevel=2)
+    except ConfigError as exc:
+        if os.environ.get("COLDSTART_STRICT", "") not in ("", "0"):
+            raise
+        warnings.warn(f"coldstart: {exc}; the hook stays inactive", stacklevel=2)
+        return None
+    if settings.disable or settings.address is None:
+        return None
+    seam = jax_internals.seam()
+    if not seam.found:
+        warnings.warn(f"coldstart: {seam.problem}; the hook stays inactive", stacklevel=2)
+        return None
+    if not seam.known:
+        warnings.warn(f"coldstart: {seam.problem}; it only observes", stacklevel=2)
+        settings = replace(settings, mode="observe")
+    hook = Hook(settings)
+    hook.install()
+    _installed.append(hook)
+    return hook
+
+
+def installed() -> Hook | None:
+    """This process's hook, if there is one."""
+    return _installed[0] if _installed else None
+
+
+def uninstall() -> None:
+    """Take the hook out again. For tests and notebooks."""
+    while _installed:
+        _installed.pop().uninstall()

@@ -1,0 +1,537 @@
+"""Session: what happens between JAX asking for a compile and JAX getting its executable.
+
+    identify → Lookup ─┬ hit ──→ fetch → check → load                       → Finish(hit)
+                       ├ lease → compile under heartbeats → publish later   → Finish(miss)
+                       ├ wait ─→ Await … → hit, lease, refused, or give up
+                       └ refused → compile                                  → Finish(refused)
+
+Whatever goes wrong on the way ends in an ordinary compile (I5); in strict mode it is raised instead. The caller's
+module goes to the compiler as it is: this session makes exact keys and rewrites nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from coldstart import artifact, wire
+from coldstart.artifact import Artifact, BytesPayload
+from coldstart.client import gates, host, jax_internals
+from coldstart.client.client import CacheClient
+from coldstart.client.heartbeat import Heartbeat
+from coldstart.client.identify import Identity, identify
+from coldstart.client.jax_internals import CompileRequest
+from coldstart.client.link import Link
+from coldstart.client.outbox import Outbox
+from coldstart.client.report import Report, Tally
+from coldstart.config import ClientSettings
+from coldstart.errors import (
+    ArtifactError,
+    ColdstartError,
+    DaemonAbsent,
+    DaemonError,
+    DaemonTimeout,
+    InvalidRequest,
+    LeaseLost,
+)
+from coldstart.outcomes import Outcome, Reason
+from coldstart.rpc.v1 import cache_pb2 as pb
+
+log = logging.getLogger("coldstart")
+
+TIER_LOOKUP_SECONDS = (
+    10.0  # a lookup may have to ask slow tiers, once the daemon is known to be alive
+)
+AWAIT_SECONDS = (
+    0.5  # one slice of a wait; a daemon that falls silent is noticed after this much and a call
+)
+MAX_ANSWERS = 8  # of one lookup, rejects included: then compile
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """One compile request on its way. Seconds add up to what Finish says."""
+
+    identity: Identity
+    planned: bool
+    load: bool
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    began: float = field(default_factory=time.monotonic)
+    waited: bool = False
+    trouble: Reason | None = (
+        None  # the first bad copy's reason: then a compile is an error, not a miss
+    )
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("identify", "wait", "fetch", "load", "compile", "saved"), 0.0
+        )
+    )
+
+
+class Present:
+    """What `obtain(load=False)` returns for a program that is stored already: no executable was made."""
+
+    def __init__(self, key: str, digest: str, compile_seconds: float) -> None:
+        self.key = key
+        self.digest = digest
+        self.compile_seconds = compile_seconds
+
+
+class Session:
+    """One process's use of one daemon. Thread-safe."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        if settings.address is None:
+            raise ValueError("a session needs an address")
+        self.settings = settings
+        self.link = Link(settings.address, holder=host.holder(), volume_root=settings.volume_root)
+        self.outbox = Outbox(self.link)
+        self.heartbeat = Heartbeat()
+        self._tally = Tally()
+        self._warned = threading.Event()
+
+    def report(self) -> Report:
+        return self._tally.report(lost_seconds=self.link.lost_seconds)
+
+    def obtain(
+        self,
+        request: CompileRequest,
+        compile: Callable[[], Any],
+        *,
+        load: bool = True,
+        planned: bool = False,
+        identity: Identity | None = None,
+    ) -> Any:
+        """The executable for `request`: loaded from the cache, or made by `compile`.
+
+        Args:
+            compile: an ordinary compile of the request; what it raises goes to the caller as it is.
+            load: False for machines that can't load what they compile: a hit then gives `Present`.
+            planned: the request is an entry of a plan, stored whatever its size.
+            identity: of this request, where the caller has made it already.
+
+        Raises:
+            ColdstartError: in strict mode only, where it would otherwise have compiled.
+        """
+        began = time.monotonic()
+        if identity is None:
+            try:
+                identity = identify(request)
+            except Exception as exc:
+                if self.settings.strict:
+                    raise
+                self._warn(f"{request.module_name} can't be identified: {exc!r}")
+                self._tally.add(Outcome.ERROR, Reason.UNSHAREABLE)
+                return compile()
+        lookup = _Lookup(identity, planned, load, began=began)
+        lookup.seconds["identify"] = time.monotonic() - began
+        if identity.refusal is not None:
+            log.info("%s is not shared: %s", request.module_name, identity.refusal_detail)
+            return self._compile(lookup, compile, Outcome.REFUSED, identity.refusal)
+        try:
+            return self._ask(lookup, request, compile)
+        except _Fallback as fallback:
+            if self.settings.strict:
+                raise fallback.error from fallback.error.__cause__
+            self._warn(f"{fallback.error}; compiling without the cache")
+            return self._compile(lookup, compile, fallback.outcome, fallback.reason)
+
+    # --- the lookup ----------------------------------------------------------------------------
+
+    def _ask(self, lookup: _Lookup, request: CompileRequest, compile: Callable[[], Any]) -> Any:
+        client = _daemon(self.link.client)
+        reply = self._foreground(
+            lambda: client.lookup(self._question(lookup), self._lookup_patience())
+        )
+        for _ in range(MAX_ANSWERS):
+            kind = reply.WhichOneof("answer")
+            if kind == "hit":
+                if self._mode(reply) is wire.Mode.OBSERVE:
+                    return self._compile(lookup, compile, Outcome.REFUSED, Reason.MODE_OBSERVE)
+                try:
+                    return self._take(lookup, request, client, reply)
+                except _BadCopy as bad:
+                    lookup.trouble = lookup.trouble or bad.reason
+                    reply = self._reject(lookup, client, reply, bad)
+            elif kind == "lease":
+                return self._lead(lookup, request, compile, client, reply.lease)
+            elif kind == "wait":
+                waited = self._wait(lookup, client, reply)
+                if waited is None:
+                    log.info("%s: not waiting any longer", request.module_name)
+                    return self._compile(
+                        lookup, compile, Outcome.TIMEOUT, Reason.DEADLINE, publish=(client, request)
+                    )
+                reply = waited
+            elif kind == "refused":
+                reason = wire.reason_from_pb(reply.refused.reason)
+                log.info("%s: refused: %s %s", request.module_name, reason, reply.refused.message)
+                return self._compile(lookup, compile, Outcome.REFUSED, reason)
+            else:
+                break
+        if lookup.trouble is not None:
+            return self._compile(lookup, compile, Outcome.ERROR, lookup.trouble)
+        return self._compile(lookup, compile, Outcome.ERROR, Reason.VERSION)
+
+    def _question(self, lookup: _Lookup) -> pb.LookupRequest:
+        identity = lookup.identity
+        features = host.cpu_features() if _is_cpu(identity) else ()
+        return pb.LookupRequest(
+            lookup_id=lookup.id,
+            namespace=self.settings.namespace,
+            host=pb.Host(
+                cpu_features=features,
+                volume_proof=self.link.volume_proof,
+                mode=wire.mode_to_pb(wire.Mode(self._wanted_mode())),
+                planned=lookup.planned,
+            ),
+            holder=host.holder(),
+            record=wire.record_to_pb(identity.record),
+        )
+
+    def _wanted_mode(self) -> str:
+        return "exact" if self.settings.mode in (None, "canonical") else str(self.settings.mode)
+
+    def _mode(self, reply: pb.LookupReply) -> wire.Mode:
+        """The lesser of what the fleet allows and what this process wants."""
+        order = list(wire.Mode)
+        return min(wire.mode_from_pb(reply.mode), wire.Mode(self._wanted_mode()), key=order.index)
+
+    def _lookup_patience(self) -> float:
+        """Ten seconds where the daemon was heard; it answers Hello before it asks slow tiers."""
+        return min(TIER_LOOKUP_SECONDS, self.link.patience)
+
+    def _foreground(self, call: Callable[[], Any]) -> Any:
+        """A call on the caller's time. A failure is a fallback; silence counts as time-out."""
+        return _daemon(lambda: self.link.foreground(call))
+
+    def _wait(self, lookup: _Lookup, client: CacheClient, reply: pb.LookupReply) -> Any:
+        """The reply that ends the wait, or None when waiting longer is worse than compiling."""
+        lookup.waited = True
+        began = time.monotonic()
+        try:
+            while True:
+                left = reply.wait.max_wait_seconds - (time.monotonic() - began)
+                if left <= 0:
+                    return None
+                slice_seconds = min(AWAIT_SECONDS, left)
+                request = pb.AwaitRequest(
+                    lookup_id=lookup.id, key=lookup.identity.key, max_wait_seconds=slice_seconds
+                )
+                answer = self._foreground(
+                    partial(client.await_, request, slice_seconds + self.link.patience)
+                )
+                if answer.WhichOneof("answer") != "wait":
+                    return answer
+        finally:
+            lookup.seconds["wait"] += time.monotonic() - began
+
+    # --- a hit ---------------------------------------------------------------------------------
+
+    def _take(
+        self, lookup: _Lookup, request: CompileRequest, client: CacheClient, reply: pb.LookupReply
+    ) -> Any:
+        hit, identity = reply.hit, lookup.identity
+        try:
+            header = artifact.decode_header(hit.header)
+            gates.check(header, expected_of(identity, request.platform), host.cpu_features())
+            if not lookup.load or request.compile_only:
+                lookup.seconds["saved"] = header.compile_seconds
+                self._finish(lookup, Outcome.HIT, _hit_reason(lookup, hit), tier=hit.tier)
+                return Present(identity.key, header.digest, header.compile_seconds)
+            began = time.monotonic()
+            found = self._fetch(lookup, client, hit, header)
+            if found.header != header:
+                raise ArtifactError("the bytes belong to another header", reason=Reason.CORRUPT)
+            data = artifact.decode(found)
+            lookup.seconds["fetch"] += time.monotonic() - began
+        except ArtifactError as exc:
+            raise _BadCopy(Reason(exc.reason), str(exc)) from exc
+        began = time.monotonic()
+        try:
+            executable = jax_internals.load(data, request)
+        except Exception as exc:
+            if "RESOURCE_EXHAUSTED" in str(exc):  # the device is full: not the artifact's fault
+                raise _Fallback(
+                    Outcome.ERROR, Reason.UNSHAREABLE, ColdstartError(str(exc))
+                ) from exc
+            raise _BadCopy(Reason.FORMAT, f"the runtime can't load it: {exc}") from exc
+        lookup.seconds["load"] = time.monotonic() - began
+        lookup.seconds["saved"] = header.compile_seconds
+        self._finish(lookup, Outcome.HIT, _hit_reason(lookup, hit), tier=hit.tier)
+        return executable
+
+    def _fetch(
+        self, lookup: _Lookup, client: CacheClient, hit: pb.Hit, header: artifact.Header
+    ) -> Artifact:
+        """The artifact by path where a volume is shared, else by stream. Unchecked but for its prefix."""
+        if hit.path and self.link.volume is not None:
+            with suppress(OSError):  # evicted or not visible: the stream knows better
+                return artifact.open_file(_inside(self.link.volume, hit.path))
+        fetch = pb.FetchRequest(lookup_id=lookup.id, key=lookup.identity.key, digest=header.digest)
+        data = self._foreground(lambda: client.fetch(fetch, self.link.patience))
+        found, offset = artifact.read_header(data)
+        return Artifact(found, BytesPayload(data[offset:]))
+
+    def _reject(
+        self, lookup: _Lookup, client: CacheClient, reply: pb.LookupReply, bad: _BadCopy
+    ) -> pb.LookupReply:
+        self._warn(f"a stored copy of {lookup.identity.record.program_name} is refused: {bad}")
+        try:
+            digest = artifact.decode_header(reply.hit.header).digest
+        except ArtifactError:
+            digest = ""  # the daemon knows which one it offered
+        request = pb.RejectRequest(
+            lookup_id=lookup.id,
+            key=lookup.identity.key,
+            digest=digest,
+            reason=wire.reason_to_pb(bad.reason),
+        )
+        answer: pb.LookupReply = self._foreground(
+            lambda: client.reject(request, self._lookup_patience())
+        )
+        return answer
+
+    # --- a miss --------------------------------------------------------------------------------
+
+    def _lead(
+        self,
+        lookup: _Lookup,
+        request: CompileRequest,
+        compile: Callable[[], Any],
+        client: CacheClient,
+        lease: pb.Lease,
+    ) -> Any:
+        """Compile under the lease and publish."""
+        self.heartbeat.start(client, lease.lease_id, self.link.hello.heartbeat_seconds or 5.0)
+        began = time.monotonic()
+        try:
+            with jax_internals.stock_cache_watch() as from_stock_cache:
+                executable = compile()
+                stock = from_stock_cache()
+        except BaseException as exc:
+            error = exc.error if isinstance(exc, FromCompiler) else exc
+            if isinstance(error, Exception):
+                self._report_failure(client, lease.lease_id, error)
+                self._finish(lookup, Outcome.MISS, lookup.trouble or Reason.COLD)
+            else:  # interrupted: nothing was learnt about the program
+                self._release(client, lease.lease_id)
+            raise
+        lookup.seconds["compile"] = time.monotonic() - began
+        reason = lookup.trouble or (Reason.EVICTED if lease.evicted else Reason.COLD)
+        outcome = Outcome.ERROR if lookup.trouble else Outcome.MISS
+        if stock:
+            # JAX's own cache checks neither digest nor features: good enough for its owner, not for others.
+            self._release(client, lease.lease_id)
+        else:
+            self._publish(lookup, request, executable, client, lease.lease_id)
+        self._finish(lookup, outcome, reason)
+        return executable
+
+    def _compile(
+        self,
+        lookup: _Lookup,
+        compile: Callable[[], Any],
+        outcome: Outcome,
+        reason: Reason,
+        *,
+        publish: tuple[CacheClient, CompileRequest] | None = None,
+    ) -> Any:
+        """An ordinary compile, counted; published without a lease where `publish` says so."""
+        began = time.monotonic()
+        with jax_internals.stock_cache_watch() as from_stock_cache:
+            executable = compile()
+            stock = from_stock_cache()
+        lookup.seconds["compile"] = time.monotonic() - began
+        if publish is not None and not stock:
+            client, request = publish
+            self._publish(lookup, request, executable, client, "")
+        self._finish(lookup, outcome, reason)
+        return executable
+
+    def _publish(
+        self,
+        lookup: _Lookup,
+        request: CompileRequest,
+        executable: Any,
+        client: CacheClient,
+        lease_id: str,
+    ) -> None:
+        """Serialize now, encode and send in the background; the lease lives until that is done."""
+        try:
+            raw = jax_internals.serialize(executable, request)
+        except Exception as exc:
+            self._warn(f"{request.module_name} can't be serialized, so it is not shared: {exc}")
+            if lease_id:
+                self._release(client, lease_id)
+            return
+        identity, seconds = lookup.identity, lookup.seconds["compile"]
+
+        def send() -> None:
+            try:
+                made = artifact.make(
+                    raw,
+                    key=identity.key,
+                    module_digest=identity.record.module_digest,
+                    platform=request.platform,
+                    target=identity.target,
+                    partitions=identity.partitions,
+                    replicas=identity.replicas,
+                    callbacks=identity.callbacks,
+                    cpu_features=host.cpu_features() if _is_cpu(identity) else (),
+                    compile_seconds=round(seconds, 6),
+                    created_unix=round(time.time(), 3),
+                    producer=host.holder(),
+                    program_name=identity.record.program_name,
+                    compiler=str(request.backend.platform_version),
+                )
+                start = pb.PublishStart(
+                    lookup_id=lookup.id,
+                    lease_id=lease_id,
+                    header=made.header.encode(),
+                    record=wire.record_to_pb(identity.record),
+                    planned=lookup.planned,
+                )
+                size = made.header.payload_bytes
+                client.publish(start, made.payload.chunks(), seconds=10.0 + size / 10e6)
+            finally:
+                self.heartbeat.stop(lease_id)
+
+        self.outbox.put(f"publish {identity.record.program_name}", send)
+
+    def _release(self, client: CacheClient, lease_id: str) -> None:
+        self.heartbeat.stop(lease_id)
+
+        def release() -> None:
+            with suppress(LeaseLost):
+                client.release(lease_id)
+
+        self.outbox.put("release a lease", release)
+
+    def _report_failure(self, client: CacheClient, lease_id: str, exc: Exception) -> None:
+        self.heartbeat.stop(lease_id)
+        kind = Reason.NEGATIVE_OOM if "RESOURCE_EXHAUSTED" in str(exc) else Reason.NEGATIVE_COMPILE
+        request = pb.FailRequest(
+            lease_id=lease_id, kind=wire.reason_to_pb(kind), message=str(exc)[:2000]
+        )
+
+        def fail() -> None:
+            with suppress(LeaseLost):
+                client.fail(request)
+
+        self.outbox.put("report a failed compile", fail)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def _finish(self, lookup: _Lookup, outcome: Outcome, reason: Reason, *, tier: str = "") -> None:
+        """Count this lookup here at once, and at the daemon when there is time."""
+        spent = time.monotonic() - lookup.began
+        seconds = lookup.seconds
+        self._tally.add(outcome, reason, hook=max(0.0, spent - seconds["compile"]), **seconds)
+        request = pb.FinishRequest(
+            lookup_id=lookup.id,
+            key=lookup.identity.key,
+            outcome=wire.outcome_to_pb(outcome),
+            reason=wire.reason_to_pb(reason),
+            tier=tier,
+            program_name=lookup.identity.record.program_name,
+            compile_seconds=seconds["saved"] if outcome is Outcome.HIT else seconds["compile"],
+            fetch_seconds=seconds["fetch"],
+            load_seconds=seconds["load"],
+            identify_seconds=seconds["identify"],
+            wait_seconds=seconds["wait"],
+        )
+        if reason is Reason.DAEMON_ABSENT:
+            return  # nobody to tell
+
+        def tell() -> None:
+            self.link.client().finish(request)
+
+        self.outbox.put(f"finish {lookup.identity.record.program_name}", tell)
+
+    def _warn(self, message: str) -> None:
+        """The first trouble of a process is a warning; what follows is for those who look for it."""
+        if self._warned.is_set():
+            log.info("%s", message)
+        else:
+            self._warned.set()
+            log.warning("%s", message)
+
+
+class FromCompiler(BaseException):
+    """Carries what the compiler raised past every handler of ours, untouched."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _BadCopy(Exception):
+    """A stored copy that must not be loaded."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class _Fallback(Exception):
+    """The cache can't help now; `error` is what strict mode raises."""
+
+    def __init__(self, outcome: Outcome, reason: Reason, error: ColdstartError) -> None:
+        super().__init__(str(error))
+        self.outcome, self.reason, self.error = outcome, reason, error
+
+
+def _daemon(call: Callable[[], Any]) -> Any:
+    """Run a call to the daemon; its failures become the fallback that they call for."""
+    try:
+        return call()
+    except DaemonTimeout as exc:
+        raise _Fallback(Outcome.TIMEOUT, Reason.DEADLINE, exc) from exc
+    except DaemonAbsent as exc:
+        raise _Fallback(Outcome.ERROR, Reason.DAEMON_ABSENT, exc) from exc
+    except DaemonError as exc:
+        raise _Fallback(Outcome.ERROR, Reason.TIER_DOWN, exc) from exc
+    except InvalidRequest as exc:
+        raise _Fallback(Outcome.ERROR, Reason.VERSION, exc) from exc
+    except ArtifactError:
+        raise
+    except ColdstartError as exc:
+        raise _Fallback(Outcome.ERROR, Reason.TIER_DOWN, exc) from exc
+
+
+def expected_of(identity: Identity, platform: str) -> gates.Expected:
+    """What the load gates hold an artifact's header against."""
+    return gates.Expected(
+        key=identity.key,
+        module_digest=identity.record.module_digest,
+        target=identity.target,
+        platform=platform,
+        partitions=identity.partitions,
+        replicas=identity.replicas,
+        callbacks=identity.callbacks,
+    )
+
+
+def _is_cpu(identity: Identity) -> bool:
+    return '"platform": "cpu"' in identity.target
+
+
+def _hit_reason(lookup: _Lookup, hit: pb.Hit) -> Reason:
+    return Reason.WAITED if lookup.waited or hit.waited else Reason.OK
+
+
+def _inside(root: Path, relative: str) -> Path:
+    """`relative` under `root`. A daemon that sends a path out of its volume is not believed."""
+    path = (root / relative).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise ArtifactError(f"{relative!r} leads out of the volume", reason=Reason.CORRUPT)
+    return path
