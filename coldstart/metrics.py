@@ -233,4 +233,4 @@ class Collector:
 
 def register(registry: CollectorRegistry, read: Callable[[], Iterable[Reading]]) -> None:
     """Put the catalogue into a registry, with values from `read`."""
-    registry.register(Collector(read))  # type: ignore[arg-type]  # duck-typed there
+    registry.register(Collector(read))

@@ -147,9 +147,8 @@ class App:
         )
         addresses: list[str] = []
         for place in self._places:
-            with place.only_ours():
-                self._bind(place.grpc_address, f"unix://{place.path}")
-            place.dress()
+            self._bind(place.birthplace(), f"unix://{place.path}")
+            place.move_in()
             addresses.append(f"unix://{place.path}")
         for address in config.listen:
             if address.startswith("tcp://"):

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from coldstart import __version__, wire
 from coldstart.artifact import CHUNK_BYTES, Artifact
 from coldstart.config import DaemonConfig
-from coldstart.errors import InvalidRequest, TierError
+from coldstart.errors import ArtifactMismatch, InvalidRequest, TierError
 from coldstart.identity.key import SCHEME
-from coldstart.outcomes import Outcome
+from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 from coldstart.rpc.v1 import cache_pb2_grpc
 from coldstart.server.answers import (
@@ -80,7 +80,10 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:
         artifact = await self._lookups.fetch(request.lookup_id, request.key, request.digest)
         if artifact is None:
-            raise TierError(f"{request.key[:16]} {request.digest[:12]} is gone; look it up again")
+            raise ArtifactMismatch(
+                f"{request.key[:16]} {request.digest[:12]} is gone; look it up again",
+                reason=Reason.EVICTED.value,
+            )
         yield pb.Chunk(data=artifact.header.prefix())
         async for chunk in _read(artifact):
             yield pb.Chunk(data=chunk)
@@ -169,7 +172,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     def _asker(self, request: pb.LookupRequest) -> Asker:
         host = request.host
-        mode = self._lookups.mode if host.mode == pb.MODE_UNSPECIFIED else wire.mode_from_pb(host.mode)
+        mode = (
+            self._lookups.mode if host.mode == pb.MODE_UNSPECIFIED else wire.mode_from_pb(host.mode)
+        )
         return Asker(
             lookup_id=request.lookup_id,
             holder=request.holder[:MAX_TEXT],
@@ -237,7 +242,9 @@ async def _read(artifact: Artifact) -> AsyncIterator[bytes]:
         try:
             chunk = await asyncio.to_thread(_next, chunks.__next__)
         except OSError as exc:
-            raise TierError(f"{artifact.header.key[:16]}: the copy can't be read: {exc.strerror}") from exc
+            raise TierError(
+                f"{artifact.header.key[:16]}: the copy can't be read: {exc.strerror}"
+            ) from exc
         if chunk is None:
             return
         yield chunk

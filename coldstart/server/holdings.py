@@ -10,20 +10,17 @@ import hmac
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.artifact import Artifact, Header
 from coldstart.errors import TierError
 from coldstart.identity.key import KeyRecord
+from coldstart.store.chain import ChainTier
 from coldstart.store.disk import DiskTier
 from coldstart.store.tier import Tier
 
 log = logging.getLogger("coldstart.server")
-
-# Tiers that said "here it is" during the present get. A list, so that tasks started on the way fill the same one.
-_sources: ContextVar[list[str] | None] = ContextVar("coldstart_sources", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class TierStanding:
 
 @dataclass(slots=True)
 class OperationCounts:
-    """The store's recorder: counts what tiers did. `put` hits of other words: see store/recorder.py."""
+    """The store's recorder: counts what tiers did, in the words of store/recorder.py."""
 
     operations: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     seconds: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -64,9 +61,6 @@ class OperationCounts:
     def __call__(self, tier: str, op: str, outcome: str, seconds: float) -> None:
         self.operations[tier, op, outcome] += 1
         self.seconds[tier, op] = self.seconds.get((tier, op), 0.0) + seconds
-        sources = _sources.get()
-        if sources is not None and (op, outcome) == ("get", "hit"):
-            sources.append(tier)
 
 
 class Holdings:
@@ -89,16 +83,11 @@ class Holdings:
         return await self._chain.find(key)
 
     async def get(self, key: str, digest: str) -> Found | None:
-        sources: list[str] = []
-        token = _sources.set(sources)
-        try:
-            artifact = await self._chain.get(key, digest)
-        finally:
-            _sources.reset(token)
-        if artifact is None:
-            return None
-        named = [tier for tier in sources if tier in self.tier_names]
-        return Found(artifact, named[-1] if named else "")
+        if isinstance(self._chain, ChainTier):
+            got = await self._chain.get_with_source(key, digest)
+            return None if got is None else Found(*got)
+        artifact = await self._chain.get(key, digest)
+        return None if artifact is None else Found(artifact, self._chain.name)
 
     async def put(self, artifact: Artifact, record: KeyRecord) -> Header:
         return await self._chain.put(artifact, record)

@@ -38,12 +38,10 @@ class _Unreadable:
 _UNREADABLE = _Unreadable()
 
 
-class Edge(aio.ServerInterceptor):  # type: ignore[misc]  # grpc ships no types
+class Edge(aio.ServerInterceptor):
     """The outer edge of the server."""
 
-    def __init__(
-        self, recorder: CallRecorder, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, recorder: CallRecorder, now: Callable[[], float] = time.monotonic) -> None:
         self._recorder = recorder
         self._now = now
 
@@ -116,7 +114,9 @@ class _Call:
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         status, message = _status_of(error)
         self._edge.record(self._method, status, self._began)
-        if error is None or isinstance(error, aio.AbortError | asyncio.CancelledError | GeneratorExit):
+        if error is None or isinstance(
+            error, aio.AbortError | asyncio.CancelledError | GeneratorExit
+        ):
             return
         if status == "INTERNAL":
             log.error("%s failed (request %s)", self._method, self._id, exc_info=error)

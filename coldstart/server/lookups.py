@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -52,6 +53,8 @@ from coldstart.server.publishing import Publication, Spool, check_against_record
 from coldstart.server.tally import Ending, Tally
 from coldstart.store.names import check_digest, check_key
 from coldstart.wire import KeyState, Mode
+
+log = logging.getLogger("coldstart.server")
 
 MAX_OPEN = 20_000  # open lookups; the one that was silent longest gives way
 MAX_FINISHED = 50_000  # ids that were counted and are not counted again
@@ -203,7 +206,9 @@ class Lookups:
         lookup.key = key
         if asker.namespace:
             return Refused(
-                Reason.ROLE, "this daemon serves the default namespace only; unset COLDSTART_NAMESPACE", key
+                Reason.ROLE,
+                "this daemon serves the default namespace only; unset COLDSTART_NAMESPACE",
+                key,
             )
         return await self._resolve(lookup)
 
@@ -239,10 +244,7 @@ class Lookups:
             if lookup.rejected[digest] >= MAX_REJECTS:
                 lookup.excluded.add(digest)
             self._unpin(lookup, digest)
-            if await self._holdings.quarantine(key, digest, reason.value):
-                self._tally.event(
-                    "quarantined", f"{key[:16]} {digest[:12]}: {reason.value}, said {lookup.asker.holder}"
-                )
+            await self._quarantine(lookup, digest, reason)
         return await self._resolve(lookup)
 
     async def fetch(self, lookup_id: str, key: str, digest: str) -> Artifact | None:
@@ -254,6 +256,19 @@ class Lookups:
             self._touch(lookup)
         found = await self._holdings.get(key, digest)
         return None if found is None else found.artifact
+
+    async def _quarantine(self, lookup: OpenLookup, digest: str, reason: Reason) -> None:
+        try:
+            gone = await self._holdings.quarantine(lookup.key, digest, reason.value)
+        except TierError as exc:  # can't be put aside: at least this client isn't handed it again
+            log.warning("bad copy of %s stays: %s", lookup.key[:16], exc)
+            lookup.excluded.add(digest)
+            return
+        if gone:
+            self._tally.event(
+                "quarantined",
+                f"{lookup.key[:16]} {digest[:12]}: {reason.value}, said {lookup.asker.holder}",
+            )
 
     # --- the life of a lease -------------------------------------------------------------------
 
@@ -278,7 +293,9 @@ class Lookups:
     async def fail(self, lease_id: str, reason: Reason, message: str) -> None:
         """The compile failed; waiters and late-comers are told, and compile by themselves."""
         if reason not in NEGATIVE_REASONS:
-            raise InvalidRequest(f"a failed compile is one of the negative reasons, not {reason.value}")
+            raise InvalidRequest(
+                f"a failed compile is one of the negative reasons, not {reason.value}"
+            )
         lookup = self._open.get(self._leases.get(lease_id, ""))
         if lookup is None or not lookup.key:
             raise LeaseLost("this lease is not known here; the failure was not recorded")
@@ -287,11 +304,10 @@ class Lookups:
     # --- publishing ----------------------------------------------------------------------------
 
     async def publish(self, publication: Publication, chunks: AsyncIterator[bytes]) -> Published:
-        """Take in an artifact; the reply names the authoritative digest.
+        """Take in an artifact; the reply names the authoritative digest, or says why nothing was stored.
 
         Raises:
             InvalidRequest: it contradicts itself, its record or its lease. ArtifactCorrupt: the bytes don't fit.
-            TooLarge, TierError: it can't be stored; waiters have been let loose.
         """
         header, record = publication.header, publication.record
         check_against_record(header, record)
@@ -299,17 +315,14 @@ class Lookups:
         if self.mode is Mode.OBSERVE:
             return Published(header.digest, kept_local=Reason.MODE_OBSERVE)
         if header.payload_bytes > self._config.max_artifact:
-            message = f"payload is {header.payload_bytes} bytes, the limit is {self._config.max_artifact}"
-            await self._let_loose(lookup, Reason.TOO_LARGE, message)
-            raise TooLarge(f"{message}; raise --max-artifact")
+            message = f"payload is {header.payload_bytes} bytes, max_artifact is {self._config.max_artifact}"
+            return await self._not_stored(lookup, header, Reason.TOO_LARGE, message)
         if header.compile_seconds < self._config.min_compile_seconds and not publication.planned:
             message = (
                 f"compiled in {header.compile_seconds:.3g} s, less than min_compile_seconds="
                 f"{self._config.min_compile_seconds:g}"
             )
-            self._tally.kept_local += 1
-            await self._let_loose(lookup, Reason.TOO_SMALL, message)
-            return Published(header.digest, kept_local=Reason.TOO_SMALL)
+            return await self._not_stored(lookup, header, Reason.TOO_SMALL, message)
         try:
             stored = await self._store(header, record, self._alive(lookup, chunks))
         except ArtifactCorrupt:
@@ -317,8 +330,9 @@ class Lookups:
                 await self.release(lookup.lease_id)
             raise
         except (TierError, TooLarge) as exc:
-            await self._let_loose(lookup, reason_of(exc), str(exc))
-            raise
+            log.warning("publish of %s not stored: %s", header.key[:16], exc)
+            self._tally.event(reason_of(exc).value, str(exc))
+            return await self._not_stored(lookup, header, reason_of(exc), str(exc))
         self._publishes += 1
         self._tally.published += 1
         adopted = stored.digest != header.digest
@@ -329,6 +343,14 @@ class Lookups:
         if lookup is not None:
             await self.release(lookup.lease_id)
         return Published(stored.digest, adopted=adopted)
+
+    async def _not_stored(
+        self, lookup: OpenLookup | None, header: Header, reason: Reason, message: str
+    ) -> Published:
+        """The publisher keeps what it compiled; those who wait for it compile at once, all of them."""
+        self._tally.kept_local += 1
+        await self._let_loose(lookup, reason, message)
+        return Published(header.digest, kept_local=reason)
 
     async def _store(
         self, header: Header, record: KeyRecord, chunks: AsyncIterator[bytes]
@@ -406,7 +428,8 @@ class Lookups:
             return
         await self._settle(lookup)
         self._tally.event(
-            Reason.LEASE_LOST.value, f"no word from {lookup.asker.holder or lookup_id} about {lookup.key[:16]}"
+            Reason.LEASE_LOST.value,
+            f"no word from {lookup.asker.holder or lookup_id} about {lookup.key[:16]}",
         )
         self._end(lookup_id, Ending(Outcome.ERROR, Reason.LEASE_LOST))
 
@@ -469,9 +492,7 @@ class Lookups:
                 if hit is not None:
                     return hit
             negative = self._negatives.get(key)
-            if negative is not None and not (
-                asker.planned and negative.reason is Reason.TOO_SMALL
-            ):
+            if negative is not None and not (asker.planned and negative.reason is Reason.TOO_SMALL):
                 return Refused(negative.reason, negative.message, key)
             if lookup.lease_id:  # asked again, say after a lost reply: it is the same lease
                 try:

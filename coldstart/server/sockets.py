@@ -10,9 +10,10 @@ import contextlib
 import fcntl
 import grp
 import os
+import shutil
 import socket
 import stat
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,12 +30,8 @@ class SocketPlace:
         self._mode = mode
         self._group = group
         self._lock: int | None = None
+        self._private: Path | None = None
         self._bound: tuple[int, int] | None = None  # device and inode of the socket that is ours
-
-    @property
-    def grpc_address(self) -> str:
-        """As gRPC wants it: a URI, so that a space or a percent sign is quoted."""
-        return "unix:" + quote(str(self.path))
 
     def take(self) -> None:
         """Make the folder, and be the only one here.
@@ -70,37 +67,43 @@ class SocketPlace:
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
-    @contextlib.contextmanager
-    def only_ours(self) -> Iterator[None]:
-        """While gRPC binds: the socket is born without rights for others."""
-        before = os.umask(0o177)
-        try:
-            yield
-        finally:
-            os.umask(before)
+    def birthplace(self) -> str:
+        """Where gRPC binds the socket: in a folder of its own, until `move_in`.
 
-    def dress(self) -> None:
-        """Give the bound socket the mode and group that were asked for."""
+        A umask would do for a process of one thread; this one has a store's threads making files meanwhile.
+        Quoted, as gRPC takes it for a URI.
+        """
+        self._private = Path(tempfile.mkdtemp(prefix=".", dir=self.path.parent))  # mode 0700
+        return "unix:" + quote(str(self._private / "s"))
+
+    def move_in(self) -> None:
+        """Give the bound socket its mode and group, then its name."""
+        assert self._private is not None
+        born = self._private / "s"
         try:
             if self._group is not None:
-                number = grp.getgrnam(self._group).gr_gid
-                os.chown(self.path, -1, number)
-                folder = self.path.parent
-                if folder.stat().st_uid == os.geteuid() and stat.S_IMODE(folder.stat().st_mode) == 0o700:
-                    os.chown(folder, -1, number)
-                    folder.chmod(0o710)  # the group may pass, not look around
-            os.chmod(self.path, self._mode)
+                self._give_to(born, grp.getgrnam(self._group).gr_gid)
+            born.chmod(self._mode)
+            status = born.stat()
+            self._bound = (status.st_dev, status.st_ino)
+            born.rename(self.path)
         except KeyError:
             raise ConfigError(
                 f"socket_group={self._group!r}: there is no such group; name one of /etc/group"
             ) from None
         except OSError as exc:
             raise ConfigError(
-                f"socket_group={self._group!r}: not allowed for {self.path} ({exc.strerror}); "
-                "name a group that this user is in"
+                f"listen=unix://{self.path}: the socket can't be set up there ({exc.strerror}); "
+                "is this user in socket_group, and may it write the folder?"
             ) from exc
-        status = self.path.stat()
-        self._bound = (status.st_dev, status.st_ino)
+
+    def _give_to(self, born: Path, group: int) -> None:
+        os.chown(born, -1, group)
+        folder = self.path.parent
+        status = folder.stat()
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == FOLDER_MODE:
+            os.chown(folder, -1, group)
+            folder.chmod(FOLDER_MODE | stat.S_IXGRP)  # the group may pass, not look around
 
     def release(self) -> None:
         """Remove the socket if it is still ours, and let the next daemon in."""
@@ -110,6 +113,9 @@ class SocketPlace:
                 if (status.st_dev, status.st_ino) == self._bound:
                     self.path.unlink()
             self._bound = None
+        if self._private is not None:
+            shutil.rmtree(self._private, ignore_errors=True)
+            self._private = None
         self._close()
 
     def _clear(self) -> None:

@@ -1,0 +1,66 @@
+"""`coldstart daemon`: read the settings, run a daemon until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coldstart.config import DAEMON_SETTINGS, Setting, daemon_config
+
+REPEATED = ("listen", "store")
+METAVARS = {
+    "listen": "ADDRESS",
+    "store": "URL",
+    "http": "HOST:PORT",
+    "health": "HOST:PORT",
+    "ready_file": "FILE",
+    "socket_mode": "OCTAL",
+    "socket_group": "GROUP",
+    "mode": "observe|exact|canonical",
+    "max_artifact": "SIZE",
+    "log": "text|json",
+    "log_level": "LEVEL",
+}
+
+
+def _option(setting: Setting) -> click.Option:
+    return click.Option(
+        ["--" + setting.name.replace("_", "-"), setting.name],
+        multiple=setting.name in REPEATED,
+        metavar=METAVARS.get(setting.name, "SECONDS"),
+        help=f"{setting.help[0].upper()}{setting.help[1:]}. For example {setting.example}.",
+    )
+
+
+def _run(config: Path | None, **flags: Any) -> None:
+    """Serve the cache to the processes of this host.
+
+    Settings come from --config, then from COLDSTART_ variables named as the options, then from the options.
+    """
+    settings = daemon_config(os.environ, file=config, flags=flags)
+    from coldstart.server import app, logs
+
+    logs.set_up(settings.log, settings.log_level)
+    asyncio.run(app.run(settings))
+
+
+daemon = click.Command(
+    "daemon",
+    callback=_run,
+    help=_run.__doc__,
+    params=[
+        click.Option(
+            ["--config"],
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="TOML file with settings named as the options, with underscores.",
+        ),
+        *(_option(setting) for setting in DAEMON_SETTINGS),
+    ],
+    epilog="Example: coldstart daemon --store disk:///var/cache/coldstart?cs.limit=20GiB "
+    "--http 127.0.0.1:9095",
+)

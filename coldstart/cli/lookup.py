@@ -1,0 +1,64 @@
+"""`coldstart lookup`: whether a key has an artifact, and the record that the key was made of."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from coldstart import wire
+from coldstart.cli import reach
+from coldstart.client.host import cpu_features
+from coldstart.identity.key import is_key
+from coldstart.rpc.v1 import cache_pb2 as pb
+from coldstart.wire import KeyState
+
+
+@click.command(epilog=f"Example: coldstart lookup cs1-{'0123456789abcdef' * 4}")
+@click.argument("key")
+@click.option("--address", metavar="ADDRESS", help="The daemon's; default: $COLDSTART_ADDRESS.")
+@click.option(
+    "--store", "stores", multiple=True, metavar="URL", help="Look here, without a daemon."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def lookup(key: str, address: str | None, stores: tuple[str, ...], as_json: bool) -> int:
+    """Show the state of KEY and its record. Exit code 1 where there is no artifact that this host can load."""
+    if not is_key(key):
+        raise click.UsageError(f"{key!r} is not a key; a key is cs1- and 64 hex digits")
+    with reach.daemon_or_store(address, stores) as client:
+        host = pb.Host(cpu_features=cpu_features())
+        answer = client.batch(pb.BatchRequest(keys=[key], host=host)).answers[0]
+        reply = client.record(key)
+    state = wire.key_state_from_pb(answer.state)
+    record = json.loads(wire.record_from_pb(reply.record).to_json()) if reply.found else None
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "key": key,
+                    "state": state.value,
+                    "digest": answer.digest,
+                    "compile_seconds": answer.compile_seconds,
+                    "record": record,
+                },
+                indent=2,
+            )
+        )
+    else:
+        other = state is KeyState.ABSENT and reply.found
+        click.echo(f"{key}: {state.value}{' for the CPU of this host' if other else ''}")
+        if answer.digest:
+            click.echo(f"  digest           {answer.digest}")
+            click.echo(f"  compile seconds  {answer.compile_seconds:.3g}")
+        if record is None:
+            click.echo("  no record")
+        else:
+            click.echo(f"  program          {record['program_name'] or 'no name'}")
+            for component in record["components"]:
+                detail = f"  ({component['detail']})" if component["detail"] else ""
+                click.echo(f"  {component['name']:<16} {component['value']}{detail}")
+            for name, version in record["versions"].items():
+                click.echo(f"  version {name:<8} {version}")
+            for note in record["notes"]:
+                click.echo(f"  note             {note}")
+    return 0 if state is KeyState.PRESENT else 1

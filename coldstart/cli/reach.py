@@ -1,0 +1,55 @@
+"""Reaching a daemon: the one that listens, or, where there is none, one in this process over the stores named."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+
+from coldstart.client.client import CacheClient
+from coldstart.config import default_address, default_store
+from coldstart.errors import DaemonAbsent
+
+PATIENCE_SECONDS = 10.0  # a person waits; the daemon may be busy starting
+
+
+@contextmanager
+def daemon(address: str | None) -> Iterator[CacheClient]:
+    """A client of a live daemon. Raises DaemonError."""
+    where = address or default_address(os.environ)
+    client = CacheClient(where, holder=_holder())
+    try:
+        client.connect(PATIENCE_SECONDS)
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def daemon_or_store(address: str | None, stores: Sequence[str]) -> Iterator[CacheClient]:
+    """A client of the live daemon; without one, of a daemon in this process, which is said on stderr.
+
+    Naming stores asks for the latter.
+    """
+    if not stores:
+        try:
+            with daemon(address) as client:
+                yield client
+                return
+        except DaemonAbsent as exc:
+            if address is not None:
+                raise  # it was asked for by name
+            click.echo(f"no daemon ({exc}); using the store directly", err=True)
+    from coldstart.server.in_process import daemon_in_process
+
+    urls = tuple(stores) or (default_store(os.environ),)
+    with daemon_in_process(urls) as inner, daemon(inner) as client:
+        click.echo(f"in-process daemon on {', '.join(urls)}", err=True)
+        yield client
+
+
+def _holder() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}/coldstart"

@@ -1,0 +1,75 @@
+"""`coldstart stats`: what a daemon has counted, for people or as JSON (schema: server/stats_json.py)."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from coldstart.cli import reach
+from coldstart.server.stats_json import stats_json
+
+
+@click.command(epilog="Example: coldstart stats --json | jq .hit_rate")
+@click.option("--address", metavar="ADDRESS", help="The daemon's; default: $COLDSTART_ADDRESS.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def stats(address: str | None, as_json: bool) -> None:
+    """Show what a daemon has counted since it started."""
+    with reach.daemon(address) as client:
+        numbers = stats_json(client.stats())
+    if as_json:
+        click.echo(json.dumps(numbers, indent=2))
+    else:
+        show(numbers)
+
+
+def show(numbers: dict[str, Any]) -> None:
+    """As tables on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(
+        f"daemon {numbers['version']}, pid {numbers['pid']}, up {numbers['uptime_seconds']:.0f} s, "
+        f"mode {numbers['mode']}, at {' '.join(numbers['addresses'])}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if numbers["hit_rate"] is None:
+        console.print("hit rate: no lookup has finished yet")
+    else:
+        console.print(
+            f"hit rate: {100 * numbers['hit_rate']:.1f} % = {numbers['hits']} hits of "
+            f"{numbers['finished_lookups']} finished lookups"
+        )
+    console.print(
+        f"compile seconds: {numbers['compile_seconds_saved']:.1f} saved, "
+        f"{numbers['compile_seconds']:.1f} spent, {numbers['wait_seconds']:.1f} waited for others; "
+        f"{numbers['compiles']} compiles offered, {numbers['leases']} going on, "
+        f"{numbers['open_lookups']} lookups open",
+        soft_wrap=True,
+    )
+    if numbers["lookups"]:
+        table = Table("outcome", "reason", "tier", "count", title="How lookups ended")
+        for count in numbers["lookups"]:
+            table.add_row(count["outcome"], count["reason"], count["tier"], str(count["count"]))
+        console.print(table)
+    table = Table("tier", "where", "artifacts", "bytes", "limit", title="Tiers")
+    for tier in numbers["tiers"]:
+        table.add_row(
+            tier["name"],
+            tier["url"],
+            _known(tier["artifacts"]),
+            _known(tier["bytes"]),
+            f"{tier['limit_bytes']:,}" if tier["limit_bytes"] else "-",
+        )
+    console.print(table)
+    for event in numbers["events"][-10:]:
+        moment = time.strftime("%H:%M:%S", time.localtime(event["unix_seconds"]))
+        console.print(f"{moment} {event['kind']}: {event['message']}", markup=False)
+
+
+def _known(value: int) -> str:
+    return "not known" if value < 0 else f"{value:,}"
