@@ -25,12 +25,14 @@ test: lint stacks-found  ## lint, the whole suite on one stack, what depends on 
 	@$(MAKE) --no-print-directory test-stacks
 
 test-fast: dev  ## the suite without what takes long and without the other stacks
-	@$(PYTEST) .venv/bin/python -m pytest -m "not long and not stacks" $(ARGS)
+	@.venv/bin/python -m pytest -m "not long and not stacks" $(ARGS)
 
-test-long: lint stacks-found  ## everything, and the whole suite on stack B too
+test-long: lint stacks-found  ## everything; the whole suite on stack B and with the oldest releases too
 	@$(PYTEST) .venv/bin/python -m pytest -m "" $(ARGS)
 	@if [ -e .venv-b/stamp-b ]; then $(PYTEST) .venv-b/bin/python -m pytest -m "" $(ARGS); fi
 	@if [ -e .venv-c/stamp-c ]; then $(PYTEST) .venv-c/bin/python -m pytest -m stacks $(ARGS); fi
+	@$(ENVIRONMENT) oldest || [ $$? = 3 ]
+	@if [ -e .venv-oldest/stamp-oldest ]; then $(PYTEST) .venv-oldest/bin/python -m pytest $(ARGS); fi
 
 ci: test  ## what CI runs
 

@@ -1,6 +1,6 @@
 """Makes the virtual environments behind the doors of the Makefile.
 
-    python3 .ci/environment.py run|dev|b|c|proto     make or update one; silent when it is current
+    python3 .ci/environment.py run|dev|b|c|oldest|proto   make or update one; silent when it is current
     python3 .ci/environment.py find 3.12             print an interpreter of that version
 
 An interpreter counts only if running it works and it can make environments: a version manager's shim exists
@@ -28,6 +28,7 @@ ENVIRONMENTS = {
     "dev": (".venv", ANY, None, "daemon,redis,tpu,models,dev"),
     "b": (".venv-b", ("3.12",), "b", "daemon,tpu,models,test"),
     "c": (".venv-c", ("3.12",), "c", "daemon,tpu,models,test"),
+    "oldest": (".venv-oldest", ("3.11",), "oldest", "daemon,redis,models,test"),
     "proto": (".venv-proto", ("3.11", "3.12"), None, None),
 }
 COVERED_BY = {"run": ("run", "dev")}  # the other's stamp will do
@@ -88,11 +89,15 @@ def find(versions):
     return None
 
 
+def constraints_of(stack):
+    return ".ci/oldest.txt" if stack == "oldest" else "constraints-" + stack + ".txt"
+
+
 def digest_of(name, version, stack, extras):
     """Changes when anything that decides the environment's content does."""
     digest = hashlib.sha256(repr((ROOT, name, version, stack, extras, PROTO_TOOLS)).encode())
     if extras is not None:
-        for file in ("pyproject.toml", "constraints-" + stack + ".txt"):
+        for file in ("pyproject.toml", constraints_of(stack)):
             with open(os.path.join(ROOT, file), "rb") as opened:
                 digest.update(opened.read())
     return digest.hexdigest()
@@ -127,8 +132,8 @@ def make(name):
     if extras is None:
         what, wanted = " ".join(PROTO_TOOLS), list(PROTO_TOOLS)
     else:
-        what = f"coldstart[{extras}], stack {stack.upper()}"
-        constraints = os.path.join(ROOT, "constraints-" + stack + ".txt")
+        what = f"coldstart[{extras}], stack {stack.upper() if len(stack) == 1 else stack}"
+        constraints = os.path.join(ROOT, constraints_of(stack))
         wanted = ["-c", constraints, "-e", f"{ROOT}[{extras}]"]
     say(f"{folder}: installing {what} on Python {version}")
     started = time.monotonic()

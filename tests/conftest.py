@@ -91,6 +91,8 @@ def stack_name() -> str:
         jax = importlib.metadata.version("jax")
     except importlib.metadata.PackageNotFoundError:
         return f"{python}, no JAX"
+    if Path(sys.prefix).name == ".venv-oldest":
+        return f"A with the oldest releases ({python}, JAX {jax})"
     letter = STACKS.get(".".join(jax.split(".")[:2]), "?")
     return f"{letter} ({python}, JAX {jax})"
 

@@ -235,8 +235,8 @@ def tracked() -> list[Path]:
 
 # Spelled with a gap, so that this file doesn't find itself.
 FORBIDDEN = {
-    "a registry's host": r"py~pi\.org|python~hosted|npm~js\.|deb~ian\.org|registry\.~|proxy\.~golang",
-    "a download address": r"https?:~//\S+(\.whl|\.tar\.gz|\.tgz|\.zip|\.deb)\b|/releases/~download/|/simple/~",
+    "a registry's host": r"py~pi\.org|python~hosted|npm~js\.|deb~ian\.org|registry\.np~m|proxy\.~golang",
+    "a download address": r"https?:~//\S+(\.whl|\.tar\.gz|\.tgz|\.zip|\.deb)\b|/releases/~download/|/sim~ple/",
     "a machine's path": r"(?<![\w.])/~(work|root|home|Users)/(?!\$|<|\{)",
 }
 
