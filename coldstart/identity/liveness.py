@@ -373,7 +373,7 @@ class _Analysis:
         last = self.terminator[region]
         if last < 0 or _kind_of_name(self.d.op(last)) is not Kind.TERMINATOR:
             return -1
-        return self.start[last + 1] - self.start[last]
+        return int(self.start[last + 1] - self.start[last])
 
     def _well_shaped(self, kind: Kind, n: int) -> bool:
         regions = self.regions.get(n, [])

@@ -25,6 +25,8 @@ PROOF = (
     "argument changes, so memory and schedule don't. Tests: poison (the dead slice's result replaced by other data "
     "moves nothing), judge (XLA's optimized HLO equal), corpus (slices with one live use stay)."
 )
+# A slice that says anything else (frontend attributes steer the compiler) is left alone.
+_KNOWN = frozenset({"start_indices", "limit_indices", "strides", "sdy.sharding", "mhlo.sharding"})
 _ARRAY = re.compile(r"array<i64(?:: (-?\d+(?:, -?\d+)*))?>")
 
 
@@ -57,6 +59,8 @@ def find(d: GraphDescriptor, live: Liveness) -> Iterator[Rewrite]:
 
 def _slice(d: GraphDescriptor, live: Liveness, node: int) -> Iterator[Rewrite]:
     attributes = d.attributes_of(node)
+    if not attributes.keys() <= _KNOWN:
+        return
     starts = _integers(attributes.get("start_indices", ""))
     limits = _integers(attributes.get("limit_indices", ""))
     if starts is None or limits is None or len(starts) != len(limits) or not any(starts):
