@@ -219,8 +219,8 @@ DAEMON_SETTINGS: tuple[Setting, ...] = (
     Setting(
         "min_compile_seconds",
         _seconds(0, 3600),
-        "0.5",
-        "programs that compile faster are not stored, unless a plan names them",
+        "0",
+        "programs that compile faster are not stored even here, unless a plan names them",
     ),
     Setting(
         "negative_seconds",
@@ -264,7 +264,7 @@ class DaemonConfig:
     mode: str = "canonical"
     lease_seconds: float = 15.0
     heartbeat_seconds: float = 5.0
-    min_compile_seconds: float = 0.5
+    min_compile_seconds: float = 0.0
     negative_seconds: float = 60.0
     pin_seconds: float = 30.0
     lookup_seconds: float = 1800.0
