@@ -13,7 +13,6 @@ For publishing without a second copy: `reserve_spool`, write the artifact there,
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import re
@@ -21,27 +20,21 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from coldstart.artifact import Artifact, FilePayload, Header, open_file
-from coldstart.errors import (
-    ArtifactCorrupt,
-    ArtifactError,
-    InvalidRequest,
-    TierError,
-    TierFull,
-    TooLarge,
-)
+from coldstart.errors import ArtifactError, InvalidRequest, TierError, TierFull, TooLarge
 from coldstart.identity.key import KeyRecord
 from coldstart.store.disk_index import DiskIndex, Entry
-from coldstart.store.disk_layout import Layout, flocked, translated, unlink, write_all
+from coldstart.store.disk_layout import Layout, flocked, translated, unlink
 from coldstart.store.disk_space import INDEX_BYTES, Space, Usage
 from coldstart.store.disk_sweep import Swept, sweep
 from coldstart.store.disk_tmp import TempFolder
+from coldstart.store.disk_write import check_in_place, copy_in, is_whole
 from coldstart.store.names import check_digest, check_key, check_new
 from coldstart.store.pins import Pins
 from coldstart.store.recorder import Recorder, ignore
@@ -272,6 +265,9 @@ class DiskTier:
             return found if found.header == entry.header else None
         return None
 
+    def _stamp(self) -> int:
+        return int(self._now() * 1e9)
+
     def _touch(self, path: Path) -> None:
         stamp = int(self._now() * 1e9)
         with suppress(
@@ -297,27 +293,33 @@ class DiskTier:
         there = self._index.entry(header.key, header.variant)
         if there is not None:
             return self._adopt(there, text)
-        body = header.encode()
-        prefix = header.prefix()
+        prefix_bytes = len(header.prefix())
         with ExitStack() as undo:
-            temp = self._spooled(artifact, prefix)
+            temp = self._spooled(artifact)
             if temp is None:
-                temp = self._reserve(len(prefix) + header.payload_bytes, len(text))
+                temp = self._reserve(prefix_bytes + header.payload_bytes, len(text))
                 undo.callback(unlink, temp)
-                self._copy(artifact, prefix, temp)
+                copy_in(artifact, temp, self._stamp())
             else:
                 self._make_room(len(text))
-                self._check_spooled(artifact, temp)
+                check_in_place(artifact, temp, self._stamp())
             with flocked(self._layout.lock(header.key)), ExitStack() as uncommitted:
                 there = self._index.entry(header.key, header.variant)
                 if there is not None:
                     if text:
                         self._index.add_record(header.key, text)
                     return there.header
-                self._index.add(header, body, temp, text, uncommitted)
+                self._index.add(header, temp, text, uncommitted)
                 uncommitted.pop_all()
         self._evicted.pop(header.key, None)
         return header
+
+    def _spooled(self, artifact: Artifact) -> Path | None:
+        """The payload's own file, if it can become the object as it is."""
+        payload = artifact.payload
+        if isinstance(payload, FilePayload) and self._temps.owns(payload.path):
+            return payload.path if is_whole(artifact.header, payload) else None
+        return None
 
     def _adopt(self, there: Entry, text: str) -> Header:
         key = there.header.key
@@ -373,50 +375,6 @@ class DiskTier:
         self._recorder(self.name, "evict", "ok", 0.0)
         return True
 
-    def _copy(self, artifact: Artifact, prefix: bytes, temp: Path) -> None:
-        fd = os.open(temp, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            write_all(fd, prefix)
-            digest, size = hashlib.sha256(), 0
-            for chunk in _readable(artifact):
-                digest.update(chunk)
-                size += len(chunk)
-                if size > artifact.header.payload_bytes:
-                    break  # never write past what was reserved
-                write_all(fd, chunk)
-            _check(artifact.header, size, digest.hexdigest())
-            stamp = int(self._now() * 1e9)
-            os.utime(fd, ns=(stamp, stamp))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def _spooled(self, artifact: Artifact, prefix: bytes) -> Path | None:
-        """The payload's own file, if it can become the object as it is."""
-        payload = artifact.payload
-        if not isinstance(payload, FilePayload) or payload.offset != len(prefix):
-            return None
-        if not self._temps.owns(payload.path):
-            return None
-        with payload.path.open("rb") as file:
-            same = file.read(len(prefix)) == prefix
-            whole = os.fstat(file.fileno()).st_size == len(prefix) + payload.size_bytes
-        return payload.path if same and whole else None
-
-    def _check_spooled(self, artifact: Artifact, temp: Path) -> None:
-        digest, size = hashlib.sha256(), 0
-        for chunk in _readable(artifact):
-            digest.update(chunk)
-            size += len(chunk)
-        _check(artifact.header, size, digest.hexdigest())
-        fd = os.open(temp, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            stamp = int(self._now() * 1e9)
-            os.utime(fd, ns=(stamp, stamp))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
     def _remove(self, key: str, digest: str, reason: str) -> bool:
         """Delete, or with a reason keep aside."""
         removed = False
@@ -438,20 +396,3 @@ class DiskTier:
 def _drop_unwanted(reserving: asyncio.Future[Path]) -> None:
     if not reserving.cancelled() and reserving.exception() is None:
         unlink(reserving.result())
-
-
-def _readable(artifact: Artifact) -> Iterator[bytes]:
-    """A payload's chunks; trouble with where they come from must not look like trouble with this disk."""
-    try:
-        yield from artifact.payload.chunks()
-    except OSError as exc:
-        raise TierError(f"disk: the payload to store can't be read: {exc}") from exc
-
-
-def _check(header: Header, size: int, digest: str) -> None:
-    if size != header.payload_bytes:
-        raise ArtifactCorrupt(f"payload is {size} bytes, its header says {header.payload_bytes}")
-    if digest != header.digest:
-        raise ArtifactCorrupt(
-            f"payload digest {digest[:12]} is not the header's {header.digest[:12]}"
-        )

@@ -100,14 +100,13 @@ class DiskIndex:
             log.warning("disk: could not heal the index of %s: %s", key, exc)
             return False
 
-    def add(
-        self, header: Header, header_body: bytes, temp: Path, record: str, undo: ExitStack
-    ) -> None:
+    def add(self, header: Header, temp: Path, record: str, undo: ExitStack) -> None:
         """Publish the written, synced `temp`. The caller holds the key's lock and saw no sound entry.
 
         Each name is durable before the next one appears: object, key record, index entry. `undo` learns what to
         take back if one of the steps fails.
         """
+        header_body = header.encode()
         index = self._layout.index(header.key, header.variant)
         self._drop_unsound(header.key, index.name)
         undo.callback(self._tidy, header.key)
