@@ -38,7 +38,7 @@ class _Unreadable:
 _UNREADABLE = _Unreadable()
 
 
-class Edge(aio.ServerInterceptor):
+class Edge(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The outer edge of the server."""
 
     def __init__(self, recorder: CallRecorder, now: Callable[[], float] = time.monotonic) -> None:
