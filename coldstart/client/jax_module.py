@@ -59,7 +59,7 @@ class _Extractor:
     def __init__(self, module: Any) -> None:
         self.module = module
         top = module.operation
-        name = top.attributes["sym_name"] if "sym_name" in top.attributes else None
+        name = top.attributes.get("sym_name", None)
         self.builder = DescriptorBuilder(FRAMEWORK, str(name.value) if name is not None else "")
         # MLIR attributes and types are unique within a context, so their identity is their value.
         self.attributes: dict[Any, tuple[int, tuple[str, ...]]] = {}
@@ -104,7 +104,7 @@ class _Extractor:
     def _function(self, op: Any) -> int:
         builder = self.builder
         name = _text(op.attributes["sym_name"])
-        visibility = op.attributes["sym_visibility"] if "sym_visibility" in op.attributes else None
+        visibility = op.attributes.get("sym_visibility", None)
         private = visibility is not None and _text(visibility) == "private"
         node, _ = builder.node(
             builder.string(op.name), (), (), self._attributes(op, len(builder._node_op))
@@ -187,9 +187,7 @@ class _Extractor:
             text = _attribute_text(attribute)
             mentions: tuple[str, ...] = ()
             if "@" in text and not isinstance(attribute, ir.StringAttr):
-                mentions = tuple(
-                    _unescape(m[1]) if m[1] is not None else m[2] for m in _SYMBOL.finditer(text)
-                )
+                mentions = symbols_in(text)
             if len(text) > _LONG_TEXT:
                 digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
                 text = f"sha256:{digest}:{len(text)}"
@@ -208,7 +206,7 @@ def _custom_call(op: Any) -> tuple[Effect, mosaic.ReadSet | None]:
         effect = Effect.EFFECT
     else:
         effect = Effect.BY_NAME
-    if _text(op.attributes["call_target_name"]) == mosaic.TARGET:
+    if mosaic.is_kernel(op):
         return effect, mosaic.read_set(op)
     return effect, None
 
@@ -233,22 +231,28 @@ def _text(attribute: Any) -> str:
     return str(ir.StringAttr(attribute).value)
 
 
+def symbols_in(text: str) -> tuple[str, ...]:
+    """The symbols that an attribute's print names, in order."""
+    if "@" not in text:
+        return ()
+    return tuple(_unescape(m[1]) if m[1] is not None else m[2] for m in _SYMBOL.finditer(text))
+
+
 def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else m[2], text)
 
 
 def _attribute_text(attribute: Any) -> str:
     """An attribute's full text; of a large constant a digest over all of its bytes (never an elided print)."""
-    if isinstance(attribute, ir.DenseElementsAttr) and not attribute.is_splat:
-        if len(attribute) > _MANY_ELEMENTS:
-            elements: Any = attribute
-            try:
-                view = memoryview(elements)
-                data = view.cast("B") if view.c_contiguous and view.ndim else view.tobytes()
-                digest = hashlib.sha256(data).hexdigest()
-                return f"sha256:{digest}:{view.nbytes} : {attribute.type}"
-            except (BufferError, TypeError, ValueError):
-                pass  # bf16, f8, i4, bool: no buffer; their text holds every element
+    many = isinstance(attribute, ir.DenseElementsAttr) and not attribute.is_splat
+    if many and len(attribute) > _MANY_ELEMENTS:
+        try:
+            view = memoryview(attribute)
+            data = view.cast("B") if view.c_contiguous and view.ndim else view.tobytes()
+            digest = hashlib.sha256(data).hexdigest()
+            return f"sha256:{digest}:{view.nbytes} : {attribute.type}"
+        except (BufferError, TypeError, ValueError):
+            pass  # bf16, f8, i4, bool: no buffer; their text holds every element
     return str(attribute)
 
 

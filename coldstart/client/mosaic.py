@@ -109,6 +109,14 @@ def names_of(op: Any) -> dict[str, Any]:
     return named
 
 
+def is_kernel(op: Any) -> bool:
+    """True for the call of a Pallas TPU kernel."""
+    return bool(
+        op.name == "stablehlo.custom_call"
+        and ir.StringAttr(op.attributes["call_target_name"]).value == TARGET
+    )
+
+
 def dictionary(attribute: Any) -> dict[str, Any]:
     """A dictionary attribute's entries by name."""
     entries: Any = ir.DictAttr(attribute)
