@@ -343,9 +343,10 @@ class DiskTier:
             temp = self._temps.new_path()
             fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
-                os.ftruncate(
-                    fd, total_bytes
-                )  # the size is the reservation: other processes count it
+                os.ftruncate(fd, total_bytes)  # this size is what other processes count
+            except OSError:
+                unlink(temp)
+                raise
             finally:
                 os.close(fd)
             return temp
