@@ -32,7 +32,8 @@ class KeyState(StrEnum):
 
 
 def outcome_to_pb(outcome: Outcome) -> pb.Outcome:
-    return pb.Outcome.Value(f"OUTCOME_{outcome.name}")
+    value: pb.Outcome = getattr(pb, f"OUTCOME_{outcome.name}")
+    return value
 
 
 def outcome_from_pb(value: int) -> Outcome:
@@ -41,7 +42,8 @@ def outcome_from_pb(value: int) -> Outcome:
 
 
 def reason_to_pb(reason: Reason) -> pb.Reason:
-    return pb.Reason.Value(f"REASON_{reason.name}")
+    value: pb.Reason = getattr(pb, f"REASON_{reason.name}")
+    return value
 
 
 def reason_from_pb(value: int) -> Reason:
@@ -50,7 +52,8 @@ def reason_from_pb(value: int) -> Reason:
 
 
 def mode_to_pb(mode: Mode) -> pb.Mode:
-    return pb.Mode.Value(f"MODE_{mode.name}")
+    value: pb.Mode = getattr(pb, f"MODE_{mode.name}")
+    return value
 
 
 def mode_from_pb(value: int) -> Mode:
@@ -60,7 +63,8 @@ def mode_from_pb(value: int) -> Mode:
 
 
 def key_state_to_pb(state: KeyState) -> pb.KeyState:
-    return pb.KeyState.Value(f"KEY_STATE_{state.name}")
+    value: pb.KeyState = getattr(pb, f"KEY_STATE_{state.name}")
+    return value
 
 
 def key_state_from_pb(value: int) -> KeyState:

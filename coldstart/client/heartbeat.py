@@ -13,7 +13,10 @@ log = logging.getLogger("coldstart")
 
 
 class Heartbeat:
-    """Renews every started lease until it is stopped or lost. XLA compiles with the GIL released, so beats get through."""
+    """Renews every started lease until it is stopped or lost.
+
+    XLA compiles with the GIL released, so beats get through.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

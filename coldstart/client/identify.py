@@ -7,6 +7,7 @@ forgotten elsewhere can cost a miss and never a wrong hit (H1).
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,10 @@ class Identity:
     @property
     def key(self) -> str:
         return key_of(self.record)
+
+    @property
+    def is_cpu(self) -> bool:
+        return json.loads(self.target)["platform"] == "cpu"  # type: ignore[no-any-return]
 
     @property
     def target(self) -> str:

@@ -14,23 +14,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from coldstart import artifact, wire
-from coldstart.artifact import Artifact, BytesPayload
-from coldstart.client import gates, host, jax_internals
+from coldstart.client import host, jax_internals
 from coldstart.client.client import CacheClient
 from coldstart.client.heartbeat import Heartbeat
 from coldstart.client.identify import Identity, identify
 from coldstart.client.jax_internals import CompileRequest
 from coldstart.client.link import Link
+from coldstart.client.loader import BadCopy, DeviceFull, take
+from coldstart.client.lookup import Lookup
 from coldstart.client.outbox import Outbox
+from coldstart.client.publisher import Publisher
 from coldstart.client.report import Report, Tally
 from coldstart.config import ClientSettings
 from coldstart.errors import (
@@ -40,7 +38,6 @@ from coldstart.errors import (
     DaemonError,
     DaemonTimeout,
     InvalidRequest,
-    LeaseLost,
 )
 from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
@@ -56,35 +53,6 @@ AWAIT_SECONDS = (
 MAX_ANSWERS = 8  # of one lookup, rejects included: then compile
 
 
-@dataclass(slots=True)
-class _Lookup:
-    """One compile request on its way. Seconds add up to what Finish says."""
-
-    identity: Identity
-    planned: bool
-    load: bool
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    began: float = field(default_factory=time.monotonic)
-    waited: bool = False
-    trouble: Reason | None = (
-        None  # the first bad copy's reason: then a compile is an error, not a miss
-    )
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(
-            ("identify", "wait", "fetch", "load", "compile", "saved"), 0.0
-        )
-    )
-
-
-class Present:
-    """What `obtain(load=False)` returns for a program that is stored already: no executable was made."""
-
-    def __init__(self, key: str, digest: str, compile_seconds: float) -> None:
-        self.key = key
-        self.digest = digest
-        self.compile_seconds = compile_seconds
-
-
 class Session:
     """One process's use of one daemon. Thread-safe."""
 
@@ -95,6 +63,7 @@ class Session:
         self.link = Link(settings.address, holder=host.holder(), volume_root=settings.volume_root)
         self.outbox = Outbox(self.link)
         self.heartbeat = Heartbeat()
+        self.publisher = Publisher(self.outbox, self.heartbeat, self._warn)
         self._tally = Tally()
         self._warned = threading.Event()
 
@@ -131,7 +100,7 @@ class Session:
                 self._warn(f"{request.module_name} can't be identified: {exc!r}")
                 self._tally.add(Outcome.ERROR, Reason.UNSHAREABLE)
                 return compile()
-        lookup = _Lookup(identity, planned, load, began=began)
+        lookup = Lookup(identity, planned, load, began=began)
         lookup.seconds["identify"] = time.monotonic() - began
         if identity.refusal is not None:
             log.info("%s is not shared: %s", request.module_name, identity.refusal_detail)
@@ -146,19 +115,22 @@ class Session:
 
     # --- the lookup ----------------------------------------------------------------------------
 
-    def _ask(self, lookup: _Lookup, request: CompileRequest, compile: Callable[[], Any]) -> Any:
+    def _ask(self, lookup: Lookup, request: CompileRequest, compile: Callable[[], Any]) -> Any:
         client = _daemon(self.link.client)
-        reply = self._foreground(
-            lambda: client.lookup(self._question(lookup), self._lookup_patience())
+        question = lookup.question(
+            namespace=self.settings.namespace,
+            mode=wire.Mode(self._wanted_mode()),
+            volume_proof=self.link.volume_proof,
         )
+        reply = self._foreground(lambda: client.lookup(question, self._lookup_patience()))
         for _ in range(MAX_ANSWERS):
             kind = reply.WhichOneof("answer")
             if kind == "hit":
                 if self._mode(reply) is wire.Mode.OBSERVE:
                     return self._compile(lookup, compile, Outcome.REFUSED, Reason.MODE_OBSERVE)
                 try:
-                    return self._take(lookup, request, client, reply)
-                except _BadCopy as bad:
+                    return self._take(lookup, request, client, reply.hit)
+                except BadCopy as bad:
                     lookup.trouble = lookup.trouble or bad.reason
                     reply = self._reject(lookup, client, reply, bad)
             elif kind == "lease":
@@ -181,22 +153,6 @@ class Session:
             return self._compile(lookup, compile, Outcome.ERROR, lookup.trouble)
         return self._compile(lookup, compile, Outcome.ERROR, Reason.VERSION)
 
-    def _question(self, lookup: _Lookup) -> pb.LookupRequest:
-        identity = lookup.identity
-        features = host.cpu_features() if _is_cpu(identity) else ()
-        return pb.LookupRequest(
-            lookup_id=lookup.id,
-            namespace=self.settings.namespace,
-            host=pb.Host(
-                cpu_features=features,
-                volume_proof=self.link.volume_proof,
-                mode=wire.mode_to_pb(wire.Mode(self._wanted_mode())),
-                planned=lookup.planned,
-            ),
-            holder=host.holder(),
-            record=wire.record_to_pb(identity.record),
-        )
-
     def _wanted_mode(self) -> str:
         return "exact" if self.settings.mode in (None, "canonical") else str(self.settings.mode)
 
@@ -213,7 +169,7 @@ class Session:
         """A call on the caller's time. A failure is a fallback; silence counts as time-out."""
         return _daemon(lambda: self.link.foreground(call))
 
-    def _wait(self, lookup: _Lookup, client: CacheClient, reply: pb.LookupReply) -> Any:
+    def _wait(self, lookup: Lookup, client: CacheClient, reply: pb.LookupReply) -> Any:
         """The reply that ends the wait, or None when waiting longer is worse than compiling."""
         lookup.waited = True
         began = time.monotonic()
@@ -237,52 +193,21 @@ class Session:
     # --- a hit ---------------------------------------------------------------------------------
 
     def _take(
-        self, lookup: _Lookup, request: CompileRequest, client: CacheClient, reply: pb.LookupReply
+        self, lookup: Lookup, request: CompileRequest, client: CacheClient, hit: pb.Hit
     ) -> Any:
-        hit, identity = reply.hit, lookup.identity
-        try:
-            header = artifact.decode_header(hit.header)
-            gates.check(header, expected_of(identity, request.platform), host.cpu_features())
-            if not lookup.load or request.compile_only:
-                lookup.seconds["saved"] = header.compile_seconds
-                self._finish(lookup, Outcome.HIT, _hit_reason(lookup, hit), tier=hit.tier)
-                return Present(identity.key, header.digest, header.compile_seconds)
-            began = time.monotonic()
-            found = self._fetch(lookup, client, hit, header)
-            if found.header != header:
-                raise ArtifactError("the bytes belong to another header", reason=Reason.CORRUPT)
-            data = artifact.decode(found)
-            lookup.seconds["fetch"] += time.monotonic() - began
-        except ArtifactError as exc:
-            raise _BadCopy(Reason(exc.reason), str(exc)) from exc
-        began = time.monotonic()
-        try:
-            executable = jax_internals.load(data, request)
-        except Exception as exc:
-            if "RESOURCE_EXHAUSTED" in str(exc):  # the device is full: not the artifact's fault
-                raise _Fallback(
-                    Outcome.ERROR, Reason.UNSHAREABLE, ColdstartError(str(exc))
-                ) from exc
-            raise _BadCopy(Reason.FORMAT, f"the runtime can't load it: {exc}") from exc
-        lookup.seconds["load"] = time.monotonic() - began
-        lookup.seconds["saved"] = header.compile_seconds
-        self._finish(lookup, Outcome.HIT, _hit_reason(lookup, hit), tier=hit.tier)
-        return executable
+        def fetch(wanted: pb.FetchRequest) -> bytes:
+            data: bytes = self._foreground(lambda: client.fetch(wanted, self.link.patience))
+            return data
 
-    def _fetch(
-        self, lookup: _Lookup, client: CacheClient, hit: pb.Hit, header: artifact.Header
-    ) -> Artifact:
-        """The artifact by path where a volume is shared, else by stream. Unchecked but for its prefix."""
-        if hit.path and self.link.volume is not None:
-            with suppress(OSError):  # evicted or not visible: the stream knows better
-                return artifact.open_file(_inside(self.link.volume, hit.path))
-        fetch = pb.FetchRequest(lookup_id=lookup.id, key=lookup.identity.key, digest=header.digest)
-        data = self._foreground(lambda: client.fetch(fetch, self.link.patience))
-        found, offset = artifact.read_header(data)
-        return Artifact(found, BytesPayload(data[offset:]))
+        try:
+            found = take(lookup, request, hit, volume=self.link.volume, fetch=fetch)
+        except DeviceFull as exc:
+            raise _Fallback(Outcome.ERROR, Reason.UNSHAREABLE, ColdstartError(str(exc))) from exc
+        self._finish(lookup, Outcome.HIT, _hit_reason(lookup, hit), tier=hit.tier)
+        return found
 
     def _reject(
-        self, lookup: _Lookup, client: CacheClient, reply: pb.LookupReply, bad: _BadCopy
+        self, lookup: Lookup, client: CacheClient, reply: pb.LookupReply, bad: BadCopy
     ) -> pb.LookupReply:
         self._warn(f"a stored copy of {lookup.identity.record.program_name} is refused: {bad}")
         try:
@@ -304,7 +229,7 @@ class Session:
 
     def _lead(
         self,
-        lookup: _Lookup,
+        lookup: Lookup,
         request: CompileRequest,
         compile: Callable[[], Any],
         client: CacheClient,
@@ -320,25 +245,31 @@ class Session:
         except BaseException as exc:
             error = exc.error if isinstance(exc, FromCompiler) else exc
             if isinstance(error, Exception):
-                self._report_failure(client, lease.lease_id, error)
+                self.publisher.report_failure(client, lease.lease_id, error)
                 self._finish(lookup, Outcome.MISS, lookup.trouble or Reason.COLD)
             else:  # interrupted: nothing was learnt about the program
-                self._release(client, lease.lease_id)
+                self.publisher.release(client, lease.lease_id)
             raise
         lookup.seconds["compile"] = time.monotonic() - began
         reason = lookup.trouble or (Reason.EVICTED if lease.evicted else Reason.COLD)
         outcome = Outcome.ERROR if lookup.trouble else Outcome.MISS
-        if stock:
-            # JAX's own cache checks neither digest nor features: good enough for its owner, not for others.
-            self._release(client, lease.lease_id)
-        else:
-            self._publish(lookup, request, executable, client, lease.lease_id)
+        try:
+            if stock:
+                # JAX's own cache checks neither digest nor features: good for its owner, not for others.
+                self.publisher.release(client, lease.lease_id)
+            else:
+                self.publisher.publish(lookup, request, executable, client, lease.lease_id)
+        except Exception:
+            self.publisher.release(
+                client, lease.lease_id
+            )  # or everybody would wait for us until the end
+            raise
         self._finish(lookup, outcome, reason)
         return executable
 
     def _compile(
         self,
-        lookup: _Lookup,
+        lookup: Lookup,
         compile: Callable[[], Any],
         outcome: Outcome,
         reason: Reason,
@@ -353,102 +284,18 @@ class Session:
         lookup.seconds["compile"] = time.monotonic() - began
         if publish is not None and not stock:
             client, request = publish
-            self._publish(lookup, request, executable, client, "")
+            self.publisher.publish(lookup, request, executable, client, "")
         self._finish(lookup, outcome, reason)
         return executable
 
-    def _publish(
-        self,
-        lookup: _Lookup,
-        request: CompileRequest,
-        executable: Any,
-        client: CacheClient,
-        lease_id: str,
-    ) -> None:
-        """Serialize now, encode and send in the background; the lease lives until that is done."""
-        try:
-            raw = jax_internals.serialize(executable, request)
-        except Exception as exc:
-            self._warn(f"{request.module_name} can't be serialized, so it is not shared: {exc}")
-            if lease_id:
-                self._release(client, lease_id)
-            return
-        identity, seconds = lookup.identity, lookup.seconds["compile"]
-
-        def send() -> None:
-            try:
-                made = artifact.make(
-                    raw,
-                    key=identity.key,
-                    module_digest=identity.record.module_digest,
-                    platform=request.platform,
-                    target=identity.target,
-                    partitions=identity.partitions,
-                    replicas=identity.replicas,
-                    callbacks=identity.callbacks,
-                    cpu_features=host.cpu_features() if _is_cpu(identity) else (),
-                    compile_seconds=round(seconds, 6),
-                    created_unix=round(time.time(), 3),
-                    producer=host.holder(),
-                    program_name=identity.record.program_name,
-                    compiler=str(request.backend.platform_version),
-                )
-                start = pb.PublishStart(
-                    lookup_id=lookup.id,
-                    lease_id=lease_id,
-                    header=made.header.encode(),
-                    record=wire.record_to_pb(identity.record),
-                    planned=lookup.planned,
-                )
-                size = made.header.payload_bytes
-                client.publish(start, made.payload.chunks(), seconds=10.0 + size / 10e6)
-            finally:
-                self.heartbeat.stop(lease_id)
-
-        self.outbox.put(f"publish {identity.record.program_name}", send)
-
-    def _release(self, client: CacheClient, lease_id: str) -> None:
-        self.heartbeat.stop(lease_id)
-
-        def release() -> None:
-            with suppress(LeaseLost):
-                client.release(lease_id)
-
-        self.outbox.put("release a lease", release)
-
-    def _report_failure(self, client: CacheClient, lease_id: str, exc: Exception) -> None:
-        self.heartbeat.stop(lease_id)
-        kind = Reason.NEGATIVE_OOM if "RESOURCE_EXHAUSTED" in str(exc) else Reason.NEGATIVE_COMPILE
-        request = pb.FailRequest(
-            lease_id=lease_id, kind=wire.reason_to_pb(kind), message=str(exc)[:2000]
-        )
-
-        def fail() -> None:
-            with suppress(LeaseLost):
-                client.fail(request)
-
-        self.outbox.put("report a failed compile", fail)
-
     # --- the end -------------------------------------------------------------------------------
 
-    def _finish(self, lookup: _Lookup, outcome: Outcome, reason: Reason, *, tier: str = "") -> None:
+    def _finish(self, lookup: Lookup, outcome: Outcome, reason: Reason, *, tier: str = "") -> None:
         """Count this lookup here at once, and at the daemon when there is time."""
         spent = time.monotonic() - lookup.began
         seconds = lookup.seconds
         self._tally.add(outcome, reason, hook=max(0.0, spent - seconds["compile"]), **seconds)
-        request = pb.FinishRequest(
-            lookup_id=lookup.id,
-            key=lookup.identity.key,
-            outcome=wire.outcome_to_pb(outcome),
-            reason=wire.reason_to_pb(reason),
-            tier=tier,
-            program_name=lookup.identity.record.program_name,
-            compile_seconds=seconds["saved"] if outcome is Outcome.HIT else seconds["compile"],
-            fetch_seconds=seconds["fetch"],
-            load_seconds=seconds["load"],
-            identify_seconds=seconds["identify"],
-            wait_seconds=seconds["wait"],
-        )
+        request = lookup.ending(outcome, reason, tier)
         if reason is Reason.DAEMON_ABSENT:
             return  # nobody to tell
 
@@ -472,14 +319,6 @@ class FromCompiler(BaseException):
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-class _BadCopy(Exception):
-    """A stored copy that must not be loaded."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class _Fallback(Exception):
@@ -508,30 +347,5 @@ def _daemon(call: Callable[[], Any]) -> Any:
         raise _Fallback(Outcome.ERROR, Reason.TIER_DOWN, exc) from exc
 
 
-def expected_of(identity: Identity, platform: str) -> gates.Expected:
-    """What the load gates hold an artifact's header against."""
-    return gates.Expected(
-        key=identity.key,
-        module_digest=identity.record.module_digest,
-        target=identity.target,
-        platform=platform,
-        partitions=identity.partitions,
-        replicas=identity.replicas,
-        callbacks=identity.callbacks,
-    )
-
-
-def _is_cpu(identity: Identity) -> bool:
-    return '"platform": "cpu"' in identity.target
-
-
-def _hit_reason(lookup: _Lookup, hit: pb.Hit) -> Reason:
+def _hit_reason(lookup: Lookup, hit: pb.Hit) -> Reason:
     return Reason.WAITED if lookup.waited or hit.waited else Reason.OK
-
-
-def _inside(root: Path, relative: str) -> Path:
-    """`relative` under `root`. A daemon that sends a path out of its volume is not believed."""
-    path = (root / relative).resolve()
-    if not path.is_relative_to(root.resolve()):
-        raise ArtifactError(f"{relative!r} leads out of the volume", reason=Reason.CORRUPT)
-    return path

@@ -1,0 +1,66 @@
+"""Lookup: one compile request on its way through the cache, and what is asked about it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from coldstart import wire
+from coldstart.client import host
+from coldstart.client.identify import Identity
+from coldstart.outcomes import Outcome, Reason
+from coldstart.rpc.v1 import cache_pb2 as pb
+
+
+@dataclass(slots=True)
+class Lookup:
+    """One compile request on its way. Seconds add up to what Finish says."""
+
+    identity: Identity
+    planned: bool
+    load: bool
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    began: float = field(default_factory=time.monotonic)
+    waited: bool = False
+    trouble: Reason | None = (
+        None  # the first bad copy's reason: then a compile is an error, not a miss
+    )
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("identify", "wait", "fetch", "load", "compile", "saved"), 0.0
+        )
+    )
+
+    def question(self, *, namespace: str, mode: wire.Mode, volume_proof: bytes) -> pb.LookupRequest:
+        """The Lookup call for this request's key record."""
+        features = host.cpu_features() if self.identity.is_cpu else ()
+        return pb.LookupRequest(
+            lookup_id=self.id,
+            namespace=namespace,
+            host=pb.Host(
+                cpu_features=features,
+                volume_proof=volume_proof,
+                mode=wire.mode_to_pb(mode),
+                planned=self.planned,
+            ),
+            holder=host.holder(),
+            record=wire.record_to_pb(self.identity.record),
+        )
+
+    def ending(self, outcome: Outcome, reason: Reason, tier: str) -> pb.FinishRequest:
+        """The Finish call that counts this lookup."""
+        seconds = self.seconds
+        return pb.FinishRequest(
+            lookup_id=self.id,
+            key=self.identity.key,
+            outcome=wire.outcome_to_pb(outcome),
+            reason=wire.reason_to_pb(reason),
+            tier=tier,
+            program_name=self.identity.record.program_name,
+            compile_seconds=seconds["saved"] if outcome is Outcome.HIT else seconds["compile"],
+            fetch_seconds=seconds["fetch"],
+            load_seconds=seconds["load"],
+            identify_seconds=seconds["identify"],
+            wait_seconds=seconds["wait"],
+        )

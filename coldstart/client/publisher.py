@@ -1,0 +1,108 @@
+"""Publisher: what the holder of a lease owes the others. Sends in the background, beats until that is done."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from coldstart import artifact, wire
+from coldstart.client import host, jax_internals
+from coldstart.client.client import CacheClient
+from coldstart.client.heartbeat import Heartbeat
+from coldstart.client.jax_internals import CompileRequest
+from coldstart.client.lookup import Lookup
+from coldstart.client.outbox import Outbox
+from coldstart.errors import LeaseLost
+from coldstart.outcomes import Reason
+from coldstart.rpc.v1 import cache_pb2 as pb
+
+log = logging.getLogger("coldstart")
+
+PUBLISH_SECONDS = 10.0  # and a second more for every PUBLISH_BYTES
+PUBLISH_BYTES = 10e6
+
+
+class Publisher:
+    """One process's publishing side. Thread-safe."""
+
+    def __init__(self, outbox: Outbox, heartbeat: Heartbeat, warn: Callable[[str], None]) -> None:
+        self._outbox = outbox
+        self._heartbeat = heartbeat
+        self._warn = warn
+
+    def publish(
+        self,
+        lookup: Lookup,
+        request: CompileRequest,
+        executable: Any,
+        client: CacheClient,
+        lease_id: str,
+    ) -> None:
+        """Serialize now, encode and send in the background; the lease lives until that is done."""
+        try:
+            raw = jax_internals.serialize(executable, request)
+        except Exception as exc:
+            self._warn(f"{request.module_name} can't be serialized, so it is not shared: {exc}")
+            if lease_id:
+                self.release(client, lease_id)
+            return
+        identity, seconds = lookup.identity, lookup.seconds["compile"]
+
+        def send() -> None:
+            try:
+                made = artifact.make(
+                    raw,
+                    key=identity.key,
+                    module_digest=identity.record.module_digest,
+                    platform=request.platform,
+                    target=identity.target,
+                    partitions=identity.partitions,
+                    replicas=identity.replicas,
+                    callbacks=identity.callbacks,
+                    cpu_features=host.cpu_features() if identity.is_cpu else (),
+                    compile_seconds=round(seconds, 6),
+                    created_unix=round(time.time(), 3),
+                    producer=host.holder(),
+                    program_name=identity.record.program_name,
+                    compiler=str(request.backend.platform_version),
+                )
+                start = pb.PublishStart(
+                    lookup_id=lookup.id,
+                    lease_id=lease_id,
+                    header=made.header.encode(),
+                    record=wire.record_to_pb(identity.record),
+                    planned=lookup.planned,
+                )
+                size = made.header.payload_bytes
+                client.publish(
+                    start, made.payload.chunks(), seconds=PUBLISH_SECONDS + size / PUBLISH_BYTES
+                )
+            finally:
+                self._heartbeat.stop(lease_id)
+
+        self._outbox.put(f"publish {identity.record.program_name}", send)
+
+    def release(self, client: CacheClient, lease_id: str) -> None:
+        self._heartbeat.stop(lease_id)
+
+        def release() -> None:
+            with suppress(LeaseLost):
+                client.release(lease_id)
+
+        self._outbox.put("release a lease", release)
+
+    def report_failure(self, client: CacheClient, lease_id: str, exc: Exception) -> None:
+        self._heartbeat.stop(lease_id)
+        kind = Reason.NEGATIVE_OOM if "RESOURCE_EXHAUSTED" in str(exc) else Reason.NEGATIVE_COMPILE
+        request = pb.FailRequest(
+            lease_id=lease_id, kind=wire.reason_to_pb(kind), message=str(exc)[:2000]
+        )
+
+        def fail() -> None:
+            with suppress(LeaseLost):
+                client.fail(request)
+
+        self._outbox.put("report a failed compile", fail)
