@@ -104,7 +104,7 @@ class OpenLookup:
     lease_id: str = ""
     lost: bool = False  # held a lease that expired
     waited: bool = False
-    served: dict[str, Header] = field(default_factory=dict)  # by digest
+    served: dict[str, Hit] = field(default_factory=dict)  # by digest; the latest is last
     rejected: Counter[str] = field(default_factory=Counter)  # digests that this client found bad
     excluded: set[str] = field(default_factory=set)  # digests that this host can't use
     pins: dict[str, str] = field(default_factory=dict)  # digest -> pin
@@ -397,9 +397,10 @@ class Lookups:
         if lookup is not None:
             await self._settle(lookup)
             if ending.outcome is Outcome.HIT and lookup.served:
-                # What was saved is what the header says, whatever the client says.
+                # What was saved and where it was found is what was served, whatever the client says.
                 served = list(lookup.served.values())[-1]
-                ending = replace(ending, compile_seconds=served.compile_seconds)
+                seconds = served.header.compile_seconds
+                ending = replace(ending, compile_seconds=seconds, tier=served.tier)
         if ending.tier not in self._holdings.tier_names:
             ending = replace(ending, tier="")
         self._end(lookup_id, ending)
@@ -533,12 +534,13 @@ class Lookups:
         if found is None:  # went between finding and getting
             self._unpin(lookup, header.digest)
             return None
-        lookup.served.pop(header.digest, None)
-        lookup.served[header.digest] = header
         self._remember(header)
         sees_volume = lookup.asker.sees_volume
         path = self._holdings.path_of(lookup.key, header.digest) if sees_volume else ""
-        return Hit(lookup.key, header, found.tier, path, waited=lookup.waited)
+        hit = Hit(lookup.key, header, found.tier, path, waited=lookup.waited)
+        lookup.served.pop(header.digest, None)
+        lookup.served[header.digest] = hit
+        return hit
 
     def _leased(self, lookup: OpenLookup) -> Leased:
         return Leased(

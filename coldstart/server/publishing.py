@@ -47,7 +47,10 @@ def read_header(body: bytes) -> Header:
         raise InvalidRequest(
             f"header is {len(body)} bytes, the limit is {artifact.MAX_HEADER_BYTES}"
         )
-    header = artifact.decode_header(body)
+    try:
+        header = artifact.decode_header(body)
+    except RecursionError as exc:
+        raise InvalidRequest("header is nested too deep to be one") from exc
     for field in fields(Header):
         value = getattr(header, field.name)
         if not _has_type(value, str(field.type)):

@@ -292,7 +292,9 @@ def test_an_evicted_artifact_is_known_to_have_been_there(shared_daemon, asking, 
     reply = again.lookup()
     assert reply.lease.evicted
     wait = asking(shared_daemon.cache, new_record).lookup().wait
-    assert wait.estimate_seconds == 40 and wait.max_wait_seconds == 60  # 1.5 times what is on record
+    assert (
+        wait.estimate_seconds == 40 and wait.max_wait_seconds == 60
+    )  # 1.5 times what is on record
 
 
 def test_fetching_what_is_gone_is_said_plainly(shared_daemon, asking, new_record):
