@@ -13,6 +13,7 @@ import importlib.metadata
 import inspect
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 
 import jax
 import jaxlib
+from jax._src import compilation_cache as _compilation_cache
 from jax._src import compiler as _compiler
 from jax._src import config as _jax_config
 from jax._src import monitoring as _monitoring
@@ -125,6 +127,37 @@ def wrap_compile(wrapper: Callable[[Compile], Compile]) -> Callable[[], None]:
             _compiler.compile_or_get_cached = original
 
     return unwrap
+
+
+@dataclass(slots=True)
+class BackendCompiles:
+    """What the compiler itself was asked for, whatever any cache counts. Thread-safe."""
+
+    count: int = 0
+    seconds: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, seconds: float) -> None:
+        with self._lock:
+            self.count += 1
+            self.seconds += seconds
+
+
+def count_backend_compiles() -> BackendCompiles:
+    """Count from now on. Every compile for live devices ends in the one function that is wrapped here."""
+    compiles = BackendCompiles()
+    original = _compiler.backend_compile_and_load
+
+    @functools.wraps(original)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            compiles.add(time.perf_counter() - began)
+
+    _compiler.backend_compile_and_load = counted
+    return compiles
 
 
 class _CapturedRequest(Exception):
@@ -339,3 +372,27 @@ def stock_cache_watch() -> Iterator[Callable[[], bool]]:
         _monitoring.register_event_listener(_on_event)
     before = getattr(_stock, "hits", 0)
     yield lambda: getattr(_stock, "hits", 0) > before
+
+
+@dataclass(frozen=True, slots=True)
+class StockCache:
+    """JAX's own persistent cache in this process."""
+
+    directory: str  # "": off
+    min_compile_seconds: float
+    min_entry_bytes: int
+    latched_off: bool  # a directory is set, but JAX decided at the first compile, once, to use no cache
+
+
+def stock_cache() -> StockCache:
+    """JAX's own cache as this process has it now."""
+    directory = str(_jax_config.compilation_cache_dir.value or "")
+    enabled = bool(directory) and bool(_jax_config.enable_compilation_cache.value)
+    decided = bool(getattr(_compilation_cache, "_cache_checked", False))
+    used = bool(getattr(_compilation_cache, "_cache_used", False))
+    return StockCache(
+        directory=directory if enabled else "",
+        min_compile_seconds=float(_jax_config.persistent_cache_min_compile_time_secs.value),
+        min_entry_bytes=int(_jax_config.persistent_cache_min_entry_size_bytes.value),
+        latched_off=enabled and decided and not used,
+    )
