@@ -114,7 +114,7 @@ def _launch(
         mask_spec = pl.BlockSpec((1, block_rows, 1), lambda g, r, k: (g, r, 0))
     else:
         mask_spec = pl.BlockSpec((1, 1, block_kv), lambda g, r, k: (g, 0, k))
-    return pl.pallas_call(  # type: ignore[no-any-return]
+    return pl.pallas_call(
         functools.partial(
             _body, branch=branch, scale=scale, latent_width=latent_width, block_kv=block_kv
         ),

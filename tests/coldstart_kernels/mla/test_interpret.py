@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from coldstart_kernels import mla_attention
@@ -30,7 +33,7 @@ class Case:
 CASES = {
     "prefill": Case(24, 2, 8, 1, 24, 16),
     "decode": Case(4, 2, 8, 4, 40, 16),
-    "many blocks": Case(20, 2, 24, 2, 300, 200, TuningParams(8, 128)),
+    "many blocks": Case(6, 8, 24, 2, 300, 200, TuningParams(8, 128)),
     "one head": Case(3, 1, 16, 3, 9, 5),
     "bf16": Case(16, 2, 16, 2, 130, 130, TuningParams(16, 128), dtype="bfloat16"),
     "512+64": Case(2, 4, 8, 2, 16, 8, latent=512, rope=64),
@@ -68,6 +71,7 @@ def run(case: Case, branch: str, arguments: list[np.ndarray], **options) -> list
     return [np.asarray(part, np.float32) for part in jax.jit(attend)(*arguments)]
 
 
+@pytest.mark.stacks
 @pytest.mark.parametrize("branch", ["dense", "sparse"])
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_equals_reference(name: str, branch: str) -> None:
@@ -117,6 +121,29 @@ def test_no_race_in_simulated_memory(name: str, branch: str) -> None:
     assert races_found() is False
     for got, wanted in zip(actual, expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=TOLERANCE[case.dtype], rtol=1e-5)
+
+
+def test_the_detector_finds_a_race_where_there_is_one() -> None:
+    """Two cores write one block: without this, "no race was found" could mean that nobody looked."""
+
+    def racy(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = x_ref[...] + pl.program_id(0).astype(jnp.float32)
+
+    block = pl.BlockSpec((8, 128), lambda i: (0, 0))
+    options = {"detect_races": True, "num_cores_or_threads": 2}
+    if "on_race" in {field.name for field in dataclasses.fields(pltpu.InterpretParams)}:
+        options["on_race"] = "warn"
+    call = pl.pallas_call(
+        racy,
+        grid=(2,),
+        in_specs=[block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        interpret=pltpu.InterpretParams(**options),
+    )
+    jax.jit(call)(np.zeros((8, 128), np.float32)).block_until_ready()
+    assert races_found() is True
 
 
 def races_found() -> bool:

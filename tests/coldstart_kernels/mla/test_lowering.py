@@ -11,6 +11,8 @@ from jax.sharding import SingleDeviceSharding
 
 from coldstart_kernels import mla_attention
 
+pytestmark = pytest.mark.stacks
+
 HEADS, OWN, WIDTH, LATENT = 64, 4, 576, 512
 CASES = {
     # tokens, sequences, positions, index list

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,11 +53,11 @@ def test_reference_equals_loops(branch: str, shape: tuple[int, int, int, int, in
     indices = None
     if branch == "sparse":
         indices = np.random.default_rng(4).integers(-1, shape[4], (shape[0], 6)).astype(np.int32)
-    out, lse = mla_attention(
-        *map(jnp.asarray, (fragment, replicated, cache, limits)),
-        None if indices is None else jnp.asarray(indices),
-        branch=branch, latent_width=LATENT, scale=SCALE, implementation="reference",
-    )  # fmt: skip
+    attend = functools.partial(
+        mla_attention, branch=branch, latent_width=LATENT, scale=SCALE, implementation="reference"
+    )
+    arguments = [fragment, replicated, cache, limits, *([] if indices is None else [indices])]
+    out, lse = jax.jit(attend)(*arguments)
     q = fragment if branch == "dense" else replicated
     wanted_out, wanted_lse = by_loops(q, cache, limits, indices)
     # fp32 sums of 24 products against double precision.
@@ -66,12 +68,18 @@ def test_reference_equals_loops(branch: str, shape: tuple[int, int, int, int, in
 def test_disjoint_pieces_merge_by_their_log_sum_exp() -> None:
     fragment, replicated, cache, limits = map(jnp.asarray, operands(4, 2, 8, 1, 12))
     limits = jnp.full_like(limits, 12)
-    options = {"branch": "sparse", "latent_width": LATENT, "scale": SCALE}
+    options = {
+        "branch": "sparse",
+        "latent_width": LATENT,
+        "scale": SCALE,
+        "implementation": "reference",
+    }
     positions = np.arange(12, dtype=np.int32)
     whole = np.broadcast_to(positions, (4, 12))
     pieces = [np.where(whole % 3 == r, whole, -1) for r in range(3)]
     pieces.append(np.full((4, 12), -1, np.int32))  # a rank that owns no key counts for nothing
 
+    @jax.jit
     def attend(indices: np.ndarray) -> tuple[jax.Array, jax.Array]:
         return mla_attention(fragment, replicated, cache, limits, jnp.asarray(indices), **options)
 
