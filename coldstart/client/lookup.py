@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coldstart import wire
@@ -11,6 +12,16 @@ from coldstart.client import host
 from coldstart.client.identify import Identity
 from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One answer of the daemon, for a caller that plans around waits and refusals (warm-up)."""
+
+    kind: str  # hit, lease, wait or refused
+    lease_id: str = ""
+    reason: Reason | None = None  # of a refusal
+    message: str = ""
 
 
 @dataclass(slots=True)
@@ -23,6 +34,7 @@ class Lookup:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     began: float = field(default_factory=time.monotonic)
     waited: bool = False
+    answered: Callable[[Answered], None] | None = None  # told of every answer before it is acted on
     trouble: Reason | None = (
         None  # the first bad copy's reason: then a compile is an error, not a miss
     )
@@ -31,6 +43,17 @@ class Lookup:
             ("identify", "wait", "fetch", "load", "compile", "saved"), 0.0
         )
     )
+
+    def tell(self, reply: pb.LookupReply) -> None:
+        """Hand an answer to whoever wants to know."""
+        if self.answered is None:
+            return
+        kind = str(reply.WhichOneof("answer"))
+        if kind == "refused":
+            reason = wire.reason_from_pb(reply.refused.reason)
+            self.answered(Answered(kind, reason=reason, message=reply.refused.message))
+        else:
+            self.answered(Answered(kind, lease_id=reply.lease.lease_id))
 
     def question(self, *, namespace: str, mode: wire.Mode, volume_proof: bytes) -> pb.LookupRequest:
         """The Lookup call for this request's key record."""

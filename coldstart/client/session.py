@@ -26,7 +26,7 @@ from coldstart.client.identify import Identity, identify
 from coldstart.client.jax_internals import CompileRequest
 from coldstart.client.link import Link
 from coldstart.client.loader import BadCopy, DeviceFull, take
-from coldstart.client.lookup import Lookup
+from coldstart.client.lookup import Answered, Lookup
 from coldstart.client.outbox import Outbox
 from coldstart.client.publisher import Publisher
 from coldstart.client.report import Report, Tally
@@ -78,6 +78,7 @@ class Session:
         load: bool = True,
         planned: bool = False,
         identity: Identity | None = None,
+        answered: Callable[[Answered], None] | None = None,
     ) -> Any:
         """The executable for `request`: loaded from the cache, or made by `compile`.
 
@@ -86,6 +87,7 @@ class Session:
             load: False for machines that can't load what they compile: a hit then gives `Present`.
             planned: the request is an entry of a plan, stored whatever its size.
             identity: of this request, where the caller has made it already.
+            answered: told of every answer of the daemon before it is acted on.
 
         Raises:
             ColdstartError: in strict mode only, where it would otherwise have compiled.
@@ -100,7 +102,7 @@ class Session:
                 self._warn(f"{request.module_name} can't be identified: {exc!r}")
                 self._tally.add(Outcome.ERROR, Reason.UNSHAREABLE)
                 return compile()
-        lookup = Lookup(identity, planned, load, began=began)
+        lookup = Lookup(identity, planned, load, began=began, answered=answered)
         lookup.seconds["identify"] = time.monotonic() - began
         if identity.refusal is not None:
             log.info("%s is not shared: %s", request.module_name, identity.refusal_detail)
@@ -124,6 +126,7 @@ class Session:
         )
         reply = self._foreground(lambda: client.lookup(question, self._lookup_patience()))
         for _ in range(MAX_ANSWERS):
+            lookup.tell(reply)
             kind = reply.WhichOneof("answer")
             if kind == "hit":
                 if self._mode(reply) is wire.Mode.OBSERVE:
@@ -278,9 +281,13 @@ class Session:
     ) -> Any:
         """An ordinary compile, counted; published without a lease where `publish` says so."""
         began = time.monotonic()
-        with jax_internals.stock_cache_watch() as from_stock_cache:
-            executable = compile()
-            stock = from_stock_cache()
+        try:
+            with jax_internals.stock_cache_watch() as from_stock_cache:
+                executable = compile()
+                stock = from_stock_cache()
+        except BaseException:  # it has ended all the same, and every lookup is counted
+            self._finish(lookup, outcome, reason)
+            raise
         lookup.seconds["compile"] = time.monotonic() - began
         if publish is not None and not stock:
             client, request = publish
