@@ -381,7 +381,7 @@ class StockCache:
     directory: str  # "": off
     min_compile_seconds: float
     min_entry_bytes: int
-    latched_off: bool  # a directory is set, but JAX decided at the first compile, once, to use no cache
+    latched_off: bool  # a directory is set, but JAX had decided, once, to use no cache
 
 
 def stock_cache() -> StockCache:
