@@ -88,7 +88,9 @@ def _normal_body(body: str, locations: bool, names: bool) -> str:
 
 
 def _rename(module: Any) -> None:
-    mentioned = {name.strip('"') for name in _MENTION.findall(str(module.operation))}
+    # In the generic form a definition's own name is an attribute; what stands after an @ is a mention.
+    text = str(module.operation.get_asm(print_generic_op_form=True, enable_debug_info=False))
+    mentioned = {name.strip('"') for name in _MENTION.findall(text)}
     functions = [op.operation for op in module.body.operations]
     kernels = [op for op in functions if "tpu.core_type" in op.attributes]
     taken = {
