@@ -41,7 +41,7 @@ def _place(name: str) -> int:
 
 
 def test_modes_are_those_of_the_wire():
-    assert config.MODES == tuple(mode.value for mode in wire.Mode)
+    assert tuple(mode.value for mode in wire.Mode) == config.MODES
 
 
 def test_defaults():
@@ -246,5 +246,7 @@ def test_it_is_light():
         "print([m for m in set(sys.modules) - before if not m.startswith('coldstart') "
         "and m.partition('.')[0] not in sys.stdlib_module_names])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.strip() == "[]", done.stderr

@@ -137,6 +137,7 @@ class App:
             ),
         )
         server = self._server
+        self._undo.push_async_callback(server.stop, 0)
         cache_pb2_grpc.add_CacheServicer_to_server(
             CacheServicer(self.lookups, config, self.holdings), server
         )
@@ -157,7 +158,6 @@ class App:
                 addresses.append(f"tcp://{host.rpartition(':')[0]}:{port}")
         self.addresses = self.standing.addresses = tuple(addresses)
         await server.start()
-        self._undo.push_async_callback(server.stop, 0)
 
     def _bind(self, grpc_address: str, address: str) -> int:
         try:

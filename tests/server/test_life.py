@@ -185,6 +185,8 @@ def test_a_port_in_use_is_one_line(start_daemon, tmp_path):
             with pytest.raises(AssertionError, match=f"127.0.0.1:{port}"):
                 start_daemon(f"{option}:{port}", folder=f"p{number}")
             assert not (tmp_path / f"p{number}" / "run" / "c.sock").exists()
+            said = (tmp_path / f"p{number}" / "log").read_text()
+            assert said.count("coldstart: ") == 1 and "Traceback" not in said
 
 
 def test_no_jax_in_the_daemon(tmp_path):
