@@ -388,7 +388,7 @@ def test_trouble_of_our_own_never_fails_the_caller_nor_compiles_twice(
 ) -> None:
     assert coldstart.install(daemon.address, strict=False)
     try:
-        for where in ("identify", "_ask", "_finish", "publish"):
+        for number, where in enumerate(("identify", "_ask", "_finish", "publish")):
             from coldstart.client import publisher, session
 
             owner: Any = session.Session if where.startswith("_") else session
@@ -402,9 +402,7 @@ def test_trouble_of_our_own_never_fails_the_caller_nor_compiles_twice(
             with monkeypatch.context() as patch:
                 patch.setattr(owner, where, broken)
                 for _ in range(2):
-                    np.testing.assert_array_equal(
-                        run(lambda x, w=where: x + len(w)), X + len(where)
-                    )
+                    np.testing.assert_array_equal(run(lambda x, n=number: x + n), X + number)
             assert len(compiles) == 2, where
     finally:
         coldstart.uninstall()
