@@ -134,9 +134,7 @@ class DiskIndex:
                 }
             ).encode(),
         )
-        os.link(
-            entry, index
-        )  # fails where one is there: the first wins even where flock means nothing
+        os.link(entry, index)  # fails where one is there: the first wins, whatever flock is worth
         undo.callback(unlink, index)
         sync_folder(index.parent)
         sync_folder(

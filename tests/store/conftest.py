@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
 from coldstart import artifact
 from coldstart.artifact import Artifact
 from coldstart.identity.key import Component, KeyRecord, key_of
+from coldstart.store.disk import DiskTier
 
 
 def make_record(word: str) -> KeyRecord:
@@ -51,3 +53,15 @@ def new_artifact() -> Callable[..., Artifact]:
 def new_record() -> Callable[[str], KeyRecord]:
     """word -> the key record of that word's artifacts."""
     return make_record
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+async def disk(root: Path) -> AsyncIterator[DiskTier]:
+    made = DiskTier(root)
+    yield made
+    await made.close()

@@ -1,0 +1,174 @@
+"""Rot, orphans and strangers: what is not sound is a miss, and goes; what is not ours stays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coldstart.artifact import Artifact, verify
+from coldstart.store.disk import DiskTier
+
+
+def files(root: Path, *kinds: str) -> list[Path]:
+    """Files below the given folders of a store, or below all."""
+    places = [root / "v1" / kind for kind in kinds] or [root]
+    return sorted(path for place in places for path in place.rglob("*") if path.is_file())
+
+
+async def put(tier: DiskTier, artifact: Artifact) -> None:
+    assert await tier.put(artifact, None) == artifact.header
+
+
+async def has(tier: DiskTier, artifact: Artifact) -> bool:
+    return artifact.header in await tier.find(artifact.header.key)
+
+
+# --- rot, orphans, strangers
+
+
+async def test_a_missing_object_is_a_miss_and_healed(
+    disk: DiskTier, root: Path, new_artifact: Callable[..., Artifact]
+) -> None:
+    gone, kept = new_artifact("a", b"gone"), new_artifact("b", b"kept")
+    await put(disk, gone)
+    await put(disk, kept)
+    (root / disk.relative_path(gone.header.digest, gone.header.key)).unlink()
+    assert await disk.get(gone.header.key, gone.header.digest) is None
+    assert await disk.find(gone.header.key) == ()
+    assert len(files(root, "keys")) == 1 and await has(disk, kept)
+    await put(disk, gone)
+
+
+@pytest.mark.parametrize(
+    "rot",
+    [
+        lambda text: b"",
+        lambda text: text[: len(text) // 2],
+        lambda text: b"\xff\x00" + text,
+        lambda text: text.replace(b"cpu:16", b"cpu:17"),
+        lambda text: json.dumps(json.loads(text) | {"digest": "0" * 64}).encode(),
+        lambda text: json.dumps([json.loads(text)]).encode(),
+    ],
+)
+async def test_a_corrupt_index_entry_is_absent_and_healed(
+    disk: DiskTier,
+    root: Path,
+    new_artifact: Callable[..., Artifact],
+    rot: Callable[[bytes], bytes],
+) -> None:
+    made = new_artifact("a", b"one")
+    await put(disk, made)
+    (entry,) = files(root, "keys")
+    entry.write_bytes(rot(entry.read_bytes()))
+    assert await disk.find(made.header.key) == ()
+    assert files(root, "keys") == []
+    other = new_artifact("a", b"two")
+    await put(disk, other)
+    assert (await disk.sweep()).objects == 1  # what the corrupt entry had named
+    assert await has(disk, other) and len(files(root, "objects")) == 1
+
+
+async def test_an_entry_moved_to_another_key_is_not_believed(
+    disk: DiskTier, root: Path, new_artifact: Callable[..., Artifact]
+) -> None:
+    made, other = new_artifact("a", b"one"), new_artifact("b", b"two")
+    await put(disk, made)
+    await put(disk, other)
+    mine, others = (
+        next(p for p in files(root, "keys") if p.parent.name == a.header.key) for a in (made, other)
+    )
+    others.write_bytes(mine.read_bytes())
+    assert await disk.find(other.header.key) == ()
+    assert await has(disk, made)
+
+
+@pytest.mark.parametrize("damage", ["cut", "header"])
+async def test_a_damaged_object_is_a_miss_and_makes_room_for_the_next_put(
+    disk: DiskTier, root: Path, new_artifact: Callable[..., Artifact], damage: str
+) -> None:
+    made = new_artifact("a", b"x" * 1000)
+    await put(disk, made)
+    (path,) = files(root, "objects")
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(bytes(data) if damage == "header" else bytes(data[:-1]))
+    assert await disk.get(made.header.key, made.header.digest) is None
+    await put(disk, made)
+    got = await disk.get(made.header.key, made.header.digest)
+    assert got is not None and verify(got) == b"x" * 1000
+
+
+async def test_strangers_files_are_left_alone(
+    disk: DiskTier, root: Path, new_artifact: Callable[..., Artifact]
+) -> None:
+    made = new_artifact("a", b"one")
+    await put(disk, made)
+    (entry,), (stored,) = files(root, "keys"), files(root, "objects")
+    strangers = [
+        root / "notes.txt",
+        root / "v1" / "objects" / "lost+found",
+        stored.parent / "README",
+        stored.parent / (stored.name + ".bak"),
+        entry.parent / ".nfs0001",
+        entry.parent / "000",
+        root / "v1" / "keys" / "xx",
+        root / "v1" / "tmp" / "core.1234",
+        root / "v1" / "records" / "zz",
+    ]
+    for path in strangers:
+        path.write_bytes(b"not ours")
+    assert await disk.find(made.header.key) == (made.header,)
+    await disk.sweep()
+    await put(disk, new_artifact("b", b"two"))
+    assert (await disk.usage()).count == 2
+    assert await disk.delete(made.header.key, made.header.digest)
+    assert all(path.read_bytes() == b"not ours" for path in strangers)
+    await put(disk, made)
+
+
+async def test_the_janitor_removes_what_crashes_left(
+    disk: DiskTier,
+    root: Path,
+    new_artifact: Callable[..., Artifact],
+    new_record: Callable[..., object],
+) -> None:
+    kept, no_index, no_object = (new_artifact(word, word.encode()) for word in ("k", "i", "o"))
+    for made in (kept, no_index, no_object):
+        await disk.put(made, new_record(made.header.program_name))
+    (root / disk.relative_path(no_object.header.digest, no_object.header.key)).unlink()
+    next(p for p in files(root, "keys") if p.parent.name == no_index.header.key).unlink()
+    (root / "v1" / "keys" / no_index.header.key[4:6] / no_index.header.key).rmdir()
+    (root / "v1" / "tmp" / f"{'ab' * 8}-{'cd' * 8}").write_bytes(b"its owner is dead")
+    swept = await disk.sweep()
+    assert (swept.temps, swept.entries, swept.objects, swept.records) == (1, 1, 1, 1)
+    assert await has(disk, kept)
+    assert [len(files(root, kind)) for kind in ("keys", "objects", "records")] == [1, 1, 1]
+    again = await disk.sweep()
+    assert (again.temps, again.entries, again.objects, again.records) == (0, 0, 0, 0)
+
+
+async def test_a_live_owners_temporary_files_are_not_swept(disk: DiskTier, root: Path) -> None:
+    path = await disk.reserve_spool(100)
+    other = DiskTier(root)
+    assert (await other.sweep()).temps == 0 and path.exists()
+    await disk.close()
+    assert (await other.sweep()).temps == 1 and not path.exists()
+    await other.close()
+
+
+async def test_a_record_that_cannot_be_read_is_absent(
+    disk: DiskTier,
+    root: Path,
+    new_artifact: Callable[..., Artifact],
+    new_record: Callable[..., object],
+) -> None:
+    made = new_artifact("a")
+    await disk.put(made, new_record("a"))
+    (path,) = files(root, "records")
+    path.write_bytes(b"\xff{")
+    assert await disk.record(made.header.key) is None
+    await disk.put(made, new_record("a"))  # adopts, and brings the record back
+    assert await disk.record(made.header.key) == new_record("a")
