@@ -24,8 +24,6 @@ from coldstart.errors import ConfigError
 PREFIX = "COLDSTART_"
 ADDRESS_FILE = Path("/etc/coldstart/address")
 MODES = ("observe", "exact", "canonical")  # ordered from the least to the most, as in wire.Mode
-LOG_FORMATS = ("text", "json")
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _SERVICE_LINK = re.compile(
     r"COLDSTART_(PORT|PORT_.*|SERVICE_.*|.+_SERVICE_HOST|.+_SERVICE_PORT(_.+)?|.+_PORT_\d+_(TCP|UDP|SCTP)(_.+)?)"
@@ -52,9 +50,6 @@ class Setting:
             raise ConfigError(
                 f"{where}={value!r}: {exc}; a value that works: {self.example}"
             ) from exc
-
-
-# --- one value at a time -------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str:
@@ -186,8 +181,6 @@ def _rules_off(value: Any) -> tuple[str, ...]:
     return tuple(name[1:] for name in names)
 
 
-# --- the daemon ----------------------------------------------------------------------------------------------
-
 DAEMON_SETTINGS: tuple[Setting, ...] = (
     Setting(
         "listen",
@@ -245,8 +238,13 @@ DAEMON_SETTINGS: tuple[Setting, ...] = (
     Setting(
         "drain_seconds", _seconds(0, 600), "10", "how long running calls may go on after SIGTERM"
     ),
-    Setting("log", _one_of(*LOG_FORMATS), "text", "log lines as key=value or as JSON"),
-    Setting("log_level", _one_of(*LOG_LEVELS), "info", "the least that is logged"),
+    Setting("log", _one_of("text", "json"), "text", "log lines as key=value or as JSON"),
+    Setting(
+        "log_level",
+        _one_of("debug", "info", "warning", "error"),
+        "info",
+        "the least that is logged",
+    ),
 )
 
 
@@ -341,8 +339,6 @@ def _read_toml(file: Path) -> dict[str, Any]:
     return table
 
 
-# --- the client ----------------------------------------------------------------------------------------------
-
 CLIENT_SETTINGS: tuple[Setting, ...] = (
     Setting(
         "address",
@@ -400,9 +396,6 @@ def client_settings(
         if line:
             values["address"] = CLIENT_SETTINGS[0].read(line, str(address_file))
     return ClientSettings(**values)
-
-
-# --- names ---------------------------------------------------------------------------------------------------
 
 
 def known_variables() -> tuple[str, ...]:

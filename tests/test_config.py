@@ -23,7 +23,7 @@ from coldstart.config import (
 )
 from coldstart.errors import ConfigError
 
-HOME = {"HOME": "/home/me"}
+HOME = {"HOME": "/h/me"}
 
 
 def test_every_setting_is_a_field_and_its_example_works():
@@ -46,8 +46,8 @@ def test_modes_are_those_of_the_wire():
 
 def test_defaults():
     made = daemon_config(HOME)
-    assert made.listen == ("unix:///home/me/.cache/coldstart/coldstart.sock",)
-    assert made.store == ("disk:///home/me/.cache/coldstart/store",)
+    assert made.listen == ("unix:///h/me/.cache/coldstart/coldstart.sock",)
+    assert made.store == ("disk:///h/me/.cache/coldstart/store",)
     assert made.http is None and made.health is None and made.socket_mode == 0o600
     assert made == DaemonConfig(listen=made.listen, store=made.store)
 
@@ -234,7 +234,7 @@ def test_default_places():
     assert default_address({**HOME, "XDG_RUNTIME_DIR": "/run/user/7"}) == (
         "unix:///run/user/7/coldstart/coldstart.sock"
     )
-    assert default_address({**HOME, "XDG_RUNTIME_DIR": "relative"}).startswith("unix:///home/me/")
+    assert default_address({**HOME, "XDG_RUNTIME_DIR": "relative"}).startswith("unix:///h/me/")
     assert default_address({"COLDSTART_ADDRESS": "tcp://h:1"}) == "tcp://h:1"
     assert default_store({**HOME, "XDG_CACHE_HOME": "/c d"}) == "disk:///c%20d/coldstart/store"
 

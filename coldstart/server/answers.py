@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coldstart.artifact import Header
 from coldstart.outcomes import Reason
-from coldstart.wire import Mode
+from coldstart.wire import KeyState, Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +98,19 @@ class Refused:
 
 
 Answer = NeedDescriptor | Rewritten | Hit | Leased | Waiting | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAnswer:
+    """One key of a batch."""
+
+    key: str
+    state: KeyState
+    digest: str = ""
+    compile_seconds: float = 0.0
+
+
+def least(one: Mode, other: Mode) -> Mode:
+    """The more careful of two modes."""
+    order = list(Mode)
+    return min(one, other, key=order.index)

@@ -26,9 +26,10 @@ from coldstart.server.answers import (
     Rewritten,
     Waiting,
 )
+from coldstart.server.checks import read_header
 from coldstart.server.holdings import Holdings
-from coldstart.server.lookups import Lookups, Published
-from coldstart.server.publishing import Publication, read_header
+from coldstart.server.lookups import Lookups
+from coldstart.server.publisher import Publication
 from coldstart.server.tally import Ending
 
 MAX_TEXT = 256  # of names that people read
@@ -108,7 +109,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             record=wire.record_from_pb(start.record),
             planned=start.planned,
         )
-        published: Published = await self._lookups.publish(publication, _data(requests))
+        published = await self._lookups.publish(publication, _data(requests))
         return pb.PublishReply(
             digest=published.digest,
             adopted=published.adopted,

@@ -13,52 +13,48 @@ whatever was true before an `await` is looked at again after it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from coldstart.artifact import Artifact, Header
 from coldstart.config import DaemonConfig
 from coldstart.errors import (
-    ArtifactCorrupt,
-    ColdstartError,
     InvalidRequest,
     LeaseLost,
     TierError,
-    TierFull,
-    TierTimeout,
     TooLarge,
 )
 from coldstart.identity.key import KeyRecord, key_of
-from coldstart.lease.board import Busy, End, Failure, LeaseBoard
+from coldstart.lease.board import Busy, End, LeaseBoard
 from coldstart.outcomes import Outcome, Reason
 from coldstart.server.answers import (
     Answer,
     Asker,
     Canonicalize,
     Hit,
+    KeyAnswer,
     Leased,
     NeedDescriptor,
     Refused,
     Rewritten,
     Waiting,
+    least,
     no_rewrites,
 )
 from coldstart.server.holdings import Holdings
+from coldstart.server.key_memory import KeyMemory
+from coldstart.server.lease_book import LeaseBook
 from coldstart.server.negatives import NegativeEntries
-from coldstart.server.publishing import Publication, Spool, check_against_record
+from coldstart.server.open_lookups import OpenLookup, OpenLookups, check_lookup_id
+from coldstart.server.publisher import Publication, Published, Publisher, reason_of
 from coldstart.server.tally import Ending, Tally
 from coldstart.store.names import check_digest, check_key
 from coldstart.wire import KeyState, Mode
 
 log = logging.getLogger("coldstart.server")
 
-MAX_OPEN = 20_000  # open lookups; the one that was silent longest gives way
-MAX_FINISHED = 50_000  # ids that were counted and are not counted again
-MAX_KNOWN = 100_000  # keys whose artifact was seen: tells "evicted" from "cold", and how long a compile takes
 MAX_REJECTS = 3  # of one digest by one lookup: repaired copies are worth another look, not for ever
 MAX_BATCH = 20_000
 
@@ -94,50 +90,6 @@ REJECT_REASONS = HOST_REASONS | frozenset(
 )
 
 
-@dataclass(slots=True)
-class OpenLookup:
-    """What the daemon remembers of a lookup until it ends."""
-
-    asker: Asker
-    last_seen: float
-    key: str = ""
-    lease_id: str = ""
-    lost: bool = False  # held a lease that expired
-    waited: bool = False
-    served: dict[str, Hit] = field(default_factory=dict)  # by digest; the latest is last
-    rejected: Counter[str] = field(default_factory=Counter)  # digests that this client found bad
-    excluded: set[str] = field(default_factory=set)  # digests that this host can't use
-    pins: dict[str, str] = field(default_factory=dict)  # digest -> pin
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What was once seen of a key."""
-
-    digest: str
-    variant: str
-    compile_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """How a publish ended."""
-
-    digest: str
-    adopted: bool = False
-    kept_local: Reason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KeyAnswer:
-    """One key of a batch."""
-
-    key: str
-    state: KeyState
-    digest: str = ""
-    compile_seconds: float = 0.0
-
-
 class Lookups:
     """The daemon's answers. Call from one event loop."""
 
@@ -158,13 +110,13 @@ class Lookups:
         self._canonicalize = canonicalize
         self._now = now
         self.mode = Mode(config.mode)
-        self._open: OrderedDict[str, OpenLookup] = OrderedDict()  # least recently heard of first
-        self._finished: OrderedDict[str, None] = OrderedDict()
-        self._known: OrderedDict[str, Known] = OrderedDict()
-        self._leases: dict[str, str] = {}  # lease id -> lookup id
-        self._lease_of: dict[str, str] = {}  # key -> lease id
         self._negatives = NegativeEntries(config.negative_seconds, now)
-        self._publishes = 0  # lets a lookup see that one happened while it was asking
+        self._memory = KeyMemory(tally)
+        self._open = OpenLookups(now)
+        self._leases = LeaseBook(board, self._negatives, tally, config.lease_seconds)
+        self._publisher = Publisher(
+            config, holdings, self._open, self._leases, self._negatives, self._memory, tally, now
+        )
         self._closing = asyncio.Event()
 
     @property
@@ -185,19 +137,19 @@ class Lookups:
         """By raw digest. Aliases are not kept yet, so the answer is always: say more."""
         if len(raw_digest) != 64 or not set(raw_digest) <= set("0123456789abcdef"):
             raise InvalidRequest("raw_digest is 64 hex digits")
-        self._enter(asker)
+        await self._enter(asker)
         return NeedDescriptor()
 
     async def ask_descriptor(self, asker: Asker, descriptor: bytes) -> Answer:
         """By descriptor: what may be rewritten before the program is keyed."""
-        self._enter(asker)
+        await self._enter(asker)
         mode = least(self.mode, asker.mode)
         return Rewritten(self._canonicalize(descriptor, mode) if mode is Mode.CANONICAL else ())
 
     async def ask_record(self, asker: Asker, record: KeyRecord) -> Answer:
         """By key record: hit, lease, wait or refused."""
         key = key_of(record)
-        lookup = self._enter(asker)
+        lookup = await self._enter(asker)
         if lookup.key not in ("", key):
             raise InvalidRequest(
                 f"lookup {asker.lookup_id!r:.60} asked for {lookup.key[:16]} before, now for {key[:16]}; "
@@ -214,7 +166,7 @@ class Lookups:
 
     async def wait(self, lookup_id: str, key: str, max_wait_seconds: float) -> Answer:
         """After `wait`: how it went on, no later than `max_wait_seconds`."""
-        lookup = self._known_lookup(lookup_id, key)
+        lookup = self._open.of_key(lookup_id, key)
         deadline = self._now() + max(0.0, min(max_wait_seconds, self._config.wait_seconds))
         lookup.waited = True
         while True:
@@ -223,7 +175,7 @@ class Lookups:
                 refused = await self._wait_for_end(lookup, left)
                 if refused is not None:
                     return refused
-            self._touch(lookup)
+            self._open.touch(lookup)
             answer = await self._resolve(lookup)
             if not isinstance(answer, Waiting):
                 return answer
@@ -232,17 +184,15 @@ class Lookups:
 
     async def reject(self, lookup_id: str, key: str, digest: str, reason: Reason) -> Answer:
         """A copy that was served is bad: out of the way with it, then the next answer."""
-        lookup = self._known_lookup(lookup_id, key)
+        lookup = self._open.of_key(lookup_id, key)
         if digest not in lookup.served:
             raise InvalidRequest("only a digest that this lookup was served can be rejected")
         if reason not in REJECT_REASONS:
             raise InvalidRequest(f"reason {reason.value} is not one that a copy is rejected for")
-        if reason in HOST_REASONS:
+        lookup.rejected[digest] += 1
+        if reason in HOST_REASONS or lookup.rejected[digest] >= MAX_REJECTS:
             lookup.excluded.add(digest)
-        else:
-            lookup.rejected[digest] += 1
-            if lookup.rejected[digest] >= MAX_REJECTS:
-                lookup.excluded.add(digest)
+        if reason not in HOST_REASONS:
             self._unpin(lookup, digest)
             await self._quarantine(lookup, digest, reason)
         return await self._resolve(lookup)
@@ -253,7 +203,7 @@ class Lookups:
         check_digest(digest)
         lookup = self._open.get(lookup_id)
         if lookup is not None:
-            self._touch(lookup)
+            self._open.touch(lookup)
         found = await self._holdings.get(key, digest)
         return None if found is None else found.artifact
 
@@ -274,21 +224,15 @@ class Lookups:
 
     async def renew(self, lease_id: str) -> float:
         """Seconds that it lives on. Raises LeaseLost."""
-        lookup = self._open.get(self._leases.get(lease_id, ""))
-        try:
-            await self._board.renew(lease_id)
-        except LeaseLost:
-            self._lose(lease_id)
-            raise
+        lookup = self._leases.holder(lease_id)
+        seconds = await self._leases.renew(lease_id)
         if lookup is not None:
-            self._touch(lookup)
-        return self._config.lease_seconds
+            self._open.touch(lookup)
+        return seconds
 
     async def release(self, lease_id: str) -> None:
-        """Not going to compile after all: a waiter takes over. Unknown leases are none of our business."""
-        self._drop(lease_id)
-        with contextlib.suppress(LeaseLost):
-            await self._board.release(lease_id)
+        """Not going to compile after all: a waiter takes over."""
+        await self._leases.release(lease_id)
 
     async def fail(self, lease_id: str, reason: Reason, message: str) -> None:
         """The compile failed; waiters and late-comers are told, and compile by themselves."""
@@ -296,93 +240,16 @@ class Lookups:
             raise InvalidRequest(
                 f"a failed compile is one of the negative reasons, not {reason.value}"
             )
-        lookup = self._open.get(self._leases.get(lease_id, ""))
-        if lookup is None or not lookup.key:
+        lookup = self._leases.holder(lease_id)
+        if lookup is None:
             raise LeaseLost("this lease is not known here; the failure was not recorded")
-        await self._let_loose(lookup, reason, message)
-
-    # --- publishing ----------------------------------------------------------------------------
+        await self._leases.let_loose(lookup, reason, message)
 
     async def publish(self, publication: Publication, chunks: AsyncIterator[bytes]) -> Published:
-        """Take in an artifact; the reply names the authoritative digest, or says why nothing was stored.
-
-        Raises:
-            InvalidRequest: it contradicts itself, its record or its lease. ArtifactCorrupt: the bytes don't fit.
-        """
-        header, record = publication.header, publication.record
-        check_against_record(header, record)
-        lookup = self._holder_of(publication)
+        """Take in an artifact: see `Publisher`."""
         if self.mode is Mode.OBSERVE:
-            return Published(header.digest, kept_local=Reason.MODE_OBSERVE)
-        if header.payload_bytes > self._config.max_artifact:
-            message = f"payload is {header.payload_bytes} bytes, max_artifact is {self._config.max_artifact}"
-            return await self._not_stored(lookup, header, Reason.TOO_LARGE, message)
-        if header.compile_seconds < self._config.min_compile_seconds and not publication.planned:
-            message = (
-                f"compiled in {header.compile_seconds:.3g} s, less than min_compile_seconds="
-                f"{self._config.min_compile_seconds:g}"
-            )
-            return await self._not_stored(lookup, header, Reason.TOO_SMALL, message)
-        try:
-            stored = await self._store(header, record, self._alive(lookup, chunks))
-        except ArtifactCorrupt:
-            if lookup is not None:
-                await self.release(lookup.lease_id)
-            raise
-        except (TierError, TooLarge) as exc:
-            log.warning("publish of %s not stored: %s", header.key[:16], exc)
-            self._tally.event(reason_of(exc).value, str(exc))
-            return await self._not_stored(lookup, header, reason_of(exc), str(exc))
-        self._publishes += 1
-        self._tally.published += 1
-        adopted = stored.digest != header.digest
-        if adopted:
-            self._tally.adopted += 1
-        self._remember(stored)
-        self._negatives.forget(header.key)
-        if lookup is not None:
-            await self.release(lookup.lease_id)
-        return Published(stored.digest, adopted=adopted)
-
-    async def _not_stored(
-        self, lookup: OpenLookup | None, header: Header, reason: Reason, message: str
-    ) -> Published:
-        """The publisher keeps what it compiled; those who wait for it compile at once, all of them."""
-        self._tally.kept_local += 1
-        await self._let_loose(lookup, reason, message)
-        return Published(header.digest, kept_local=reason)
-
-    async def _store(
-        self, header: Header, record: KeyRecord, chunks: AsyncIterator[bytes]
-    ) -> Header:
-        async with Spool(header, await self._holdings.spool(header)) as spool:
-            return await self._holdings.put(await spool.take(chunks), record)
-
-    async def _alive(
-        self, lookup: OpenLookup | None, chunks: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
-        """The chunks; while they come, the lease they come under is renewed."""
-        renew_at = self._now() + self._config.heartbeat_seconds
-        async for chunk in chunks:
-            if lookup is not None and lookup.lease_id and self._now() >= renew_at:
-                with contextlib.suppress(LeaseLost):
-                    await self.renew(lookup.lease_id)
-                renew_at = self._now() + self._config.heartbeat_seconds
-            yield chunk
-        if lookup is not None and lookup.lease_id:
-            with contextlib.suppress(LeaseLost):
-                await self.renew(lookup.lease_id)  # storing takes a moment too
-
-    def _holder_of(self, publication: Publication) -> OpenLookup | None:
-        """The lookup that holds the lease which this is published under; None: a fallback, or it was lost."""
-        lookup = self._open.get(self._leases.get(publication.lease_id, ""))
-        if lookup is not None and lookup.key != publication.header.key:
-            raise InvalidRequest(
-                f"the lease is for {lookup.key[:16]}, not for {publication.header.key[:16]}"
-            )
-        if publication.lookup_id in self._open:
-            self._touch(self._open[publication.lookup_id])
-        return lookup
+            return Published(publication.header.digest, kept_local=Reason.MODE_OBSERVE)
+        return await self._publisher.publish(publication, chunks)
 
     # --- ending --------------------------------------------------------------------------------
 
@@ -391,9 +258,9 @@ class Lookups:
         check_lookup_id(lookup_id)
         if key:
             check_key(key)
-        if lookup_id in self._finished:
+        new, lookup = self._open.end(lookup_id)
+        if not new:
             return
-        lookup = self._open.pop(lookup_id, None)
         if lookup is not None:
             await self._settle(lookup)
             if ending.outcome is Outcome.HIT and lookup.served:
@@ -403,48 +270,41 @@ class Lookups:
                 ending = replace(ending, compile_seconds=seconds, tier=served.tier)
         if ending.tier not in self._holdings.tier_names:
             ending = replace(ending, tier="")
-        self._end(lookup_id, ending)
+        self._tally.end(ending)
 
     async def sweep(self) -> None:
         """Give up lookups that have been silent for too long. Called now and then by the app."""
-        now = self._now()
-        for key, lease_id in tuple(self._lease_of.items()):
-            if await self._board.current(key) is None:
-                self._lose(lease_id)
-        silent = [
-            (lookup_id, lookup)
-            for lookup_id, lookup in self._open.items()
-            if now - lookup.last_seen > self._patience(lookup)
-        ]
-        for lookup_id, lookup in silent:
-            await self._give_up(lookup_id, lookup)
+        await self._leases.sweep()
+        for lookup in self._open.silent(self._patience):
+            await self._give_up(lookup)
 
     def _patience(self, lookup: OpenLookup) -> float:
         if lookup.lease_id or lookup.lost:
             return min(self._config.lookup_seconds, SILENT_LEASES * self._config.lease_seconds)
         return self._config.lookup_seconds
 
-    async def _give_up(self, lookup_id: str, lookup: OpenLookup) -> None:
-        if self._open.pop(lookup_id, None) is None:
+    async def _give_up(self, lookup: OpenLookup) -> None:
+        new, _ = self._open.end(lookup.asker.lookup_id)
+        if not new:
             return
         await self._settle(lookup)
         self._tally.event(
-            Reason.LEASE_LOST.value,
-            f"no word from {lookup.asker.holder or lookup_id} about {lookup.key[:16]}",
+            Reason.LEASE_LOST.value, f"no word from {lookup.asker.holder} about {lookup.key[:16]}"
         )
-        self._end(lookup_id, Ending(Outcome.ERROR, Reason.LEASE_LOST))
+        self._tally.end(Ending(Outcome.ERROR, Reason.LEASE_LOST))
+
+    async def _enter(self, asker: Asker) -> OpenLookup:
+        lookup = self._open.enter(asker)
+        silent = self._open.overflow()
+        if silent is not None:
+            await self._give_up(silent)
+        return lookup
 
     async def _settle(self, lookup: OpenLookup) -> None:
         for digest in tuple(lookup.pins):
             self._unpin(lookup, digest)
         if lookup.lease_id:
             await self.release(lookup.lease_id)
-
-    def _end(self, lookup_id: str, ending: Ending) -> None:
-        self._finished[lookup_id] = None
-        while len(self._finished) > MAX_FINISHED:
-            self._finished.popitem(last=False)
-        self._tally.end(ending)
 
     # --- looking without taking ----------------------------------------------------------------
 
@@ -483,7 +343,7 @@ class Lookups:
     async def _decide(self, lookup: OpenLookup) -> Answer:
         key, asker = lookup.key, lookup.asker
         while True:
-            publishes = self._publishes
+            publishes = self._publisher.count
             header = choose(await self._holdings.find(key), asker.cpu_features, lookup.excluded)
             observed = self._observe(lookup, header)
             if observed is not None:
@@ -501,22 +361,13 @@ class Lookups:
                     return self._leased(lookup)
                 except LeaseLost:
                     pass
-            acquired = await self._board.acquire(
-                key, asker.holder, self._config.lease_seconds, asker.estimate_seconds
-            )
-            if isinstance(acquired, Busy):
-                return self._waiting(key, acquired)
-            lease_id = acquired.lease.id
-            if key in self._lease_of:
-                self._lose(self._lease_of[key])
-                self._tally.takeovers += 1
-            self._leases[lease_id] = asker.lookup_id
-            self._lease_of[key] = lease_id
-            lookup.lease_id, lookup.lost = lease_id, False
-            if publishes == self._publishes:
+            busy = await self._leases.acquire(lookup)
+            if busy is not None:
+                return self._waiting(key, busy)
+            if publishes == self._publisher.count:
                 return self._leased(lookup)
             # Something was published between looking and leasing; it may have been this.
-            await self.release(lease_id)
+            await self.release(lookup.lease_id)
 
     def _observe(self, lookup: OpenLookup, header: Header | None) -> Answer | None:
         """Observe mode takes nothing. A client that observes of itself is told what it would have hit."""
@@ -534,7 +385,7 @@ class Lookups:
         if found is None:  # went between finding and getting
             self._unpin(lookup, header.digest)
             return None
-        self._remember(header)
+        self._memory.see(header)
         sees_volume = lookup.asker.sees_volume
         path = self._holdings.path_of(lookup.key, header.digest) if sees_volume else ""
         hit = Hit(lookup.key, header, found.tier, path, waited=lookup.waited)
@@ -547,11 +398,11 @@ class Lookups:
             lookup.key,
             lookup.lease_id,
             self._config.lease_seconds,
-            evicted=lookup.key in self._known and not lookup.rejected and not lookup.excluded,
+            evicted=self._memory.get(lookup.key) is not None and not lookup.rejected,
         )
 
     def _waiting(self, key: str, busy: Busy) -> Waiting:
-        known = self._known.get(key)
+        known = self._memory.get(key)
         if known is not None and known.compile_seconds > 0:
             estimate = known.compile_seconds
             most = max(LEAST_WAIT_SECONDS, WAIT_FACTOR * estimate)
@@ -579,86 +430,9 @@ class Lookups:
             return None
         return Refused(reason, end.failure.message, lookup.key)
 
-    async def _let_loose(self, lookup: OpenLookup | None, reason: Reason, message: str) -> None:
-        """Nothing will be published under this lease: tell the waiters why, so that all go on at once."""
-        if lookup is None:
-            return
-        self._negatives.add(lookup.key, reason, message)
-        lease_id = lookup.lease_id
-        self._drop(lease_id)
-        with contextlib.suppress(LeaseLost):
-            await self._board.fail(lease_id, Failure(reason.value, message))
-
-    # --- bookkeeping ---------------------------------------------------------------------------
-
-    def _enter(self, asker: Asker) -> OpenLookup:
-        check_lookup_id(asker.lookup_id)
-        if asker.lookup_id in self._finished:
-            raise InvalidRequest(
-                f"lookup {asker.lookup_id!r:.60} has ended; a new compile request takes a new lookup id"
-            )
-        lookup = self._open.get(asker.lookup_id)
-        if lookup is None:
-            lookup = self._open[asker.lookup_id] = OpenLookup(asker, self._now())
-            if len(self._open) > MAX_OPEN:
-                oldest, silent = self._open.popitem(last=False)
-                for digest in tuple(silent.pins):
-                    self._unpin(silent, digest)
-                self._end(oldest, Ending(Outcome.ERROR, Reason.LEASE_LOST))
-        lookup.asker = asker
-        self._touch(lookup)
-        return lookup
-
-    def _touch(self, lookup: OpenLookup) -> None:
-        lookup.last_seen = self._now()
-        if lookup.asker.lookup_id in self._open:
-            self._open.move_to_end(lookup.asker.lookup_id)
-
-    def _known_lookup(self, lookup_id: str, key: str) -> OpenLookup:
-        check_lookup_id(lookup_id)
-        check_key(key)
-        lookup = self._open.get(lookup_id)
-        if lookup is None or lookup.key != key:
-            raise InvalidRequest(
-                "no such lookup is open for this key (was the daemon restarted?); start again with Lookup"
-            )
-        self._touch(lookup)
-        return lookup
-
-    def _drop(self, lease_id: str) -> None:
-        lookup = self._open.get(self._leases.pop(lease_id, ""))
-        if lookup is None:
-            return
-        if self._lease_of.get(lookup.key) == lease_id:
-            del self._lease_of[lookup.key]
-        if lookup.lease_id == lease_id:
-            lookup.lease_id = ""
-
-    def _lose(self, lease_id: str) -> None:
-        """The board let this lease go: its holder was silent for too long."""
-        lookup = self._open.get(self._leases.get(lease_id, ""))
-        if lookup is not None:
-            lookup.lost = True
-            self._tally.event("lease-expired", f"{lookup.asker.holder}: {lookup.key[:16]}")
-        self._drop(lease_id)
-
     def _unpin(self, lookup: OpenLookup, digest: str) -> None:
         if digest in lookup.pins:
             self._holdings.unpin(lookup.pins.pop(digest))
-
-    def _remember(self, header: Header) -> None:
-        before = self._known.pop(header.key, None)
-        if (
-            before is not None
-            and before.variant == header.variant
-            and before.digest != header.digest
-        ):
-            self._tally.event(
-                "replaced", f"{header.key[:16]}: {before.digest[:12]} by {header.digest[:12]}"
-            )
-        self._known[header.key] = Known(header.digest, header.variant, header.compile_seconds)
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
 
 
 def choose(
@@ -673,23 +447,3 @@ def choose(
         if cpu_features.issuperset(header.cpu_features) and header.digest not in set(excluded)
     ]
     return max(loadable, key=lambda h: (len(h.cpu_features), h.digest), default=None)
-
-
-def least(one: Mode, other: Mode) -> Mode:
-    """The more careful of two modes."""
-    order = list(Mode)
-    return min(one, other, key=order.index)
-
-
-def reason_of(error: ColdstartError) -> Reason:
-    """The word for a tier's trouble."""
-    if isinstance(error, TooLarge):
-        return Reason.TOO_LARGE
-    if isinstance(error, TierFull):
-        return Reason.QUOTA
-    return Reason.DEADLINE if isinstance(error, TierTimeout) else Reason.TIER_DOWN
-
-
-def check_lookup_id(lookup_id: str) -> None:
-    if not 1 <= len(lookup_id) <= 128 or not lookup_id.isprintable():
-        raise InvalidRequest("lookup_id is 1 to 128 printable characters, chosen by the client")

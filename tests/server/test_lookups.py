@@ -14,11 +14,11 @@ from coldstart.identity.key import key_of
 from coldstart.lease.board import MemoryLeaseBoard
 from coldstart.outcomes import Outcome, Reason
 from coldstart.server import lookups as module
-from coldstart.server import negatives
+from coldstart.server import negatives, open_lookups
 from coldstart.server.answers import Asker, Hit, Leased, Refused, Rewrite, Rewritten, Waiting
 from coldstart.server.holdings import Holdings, OperationCounts, Place
 from coldstart.server.lookups import Lookups
-from coldstart.server.publishing import Publication
+from coldstart.server.publisher import Publication
 from coldstart.server.tally import Ending, Tally
 from coldstart.store.memory import MemoryTier
 from coldstart.store.wrap import Failing, ReadOnly
@@ -121,7 +121,7 @@ async def test_negative_entries_are_bounded(monkeypatch):
 
 
 async def test_open_lookups_are_bounded_and_all_counted(monkeypatch, made):
-    monkeypatch.setattr(module, "MAX_OPEN", 10)
+    monkeypatch.setattr(open_lookups, "MAX_OPEN", 10)
     world = World()
     for number in range(25):
         await world.lookups.ask_record(world.asker(), made.record(str(number)))
@@ -273,3 +273,16 @@ def test_choosing_a_variant(made, record, features, host, chosen):
     header = made.artifact(record, cpu_features=features).header
     assert (module.choose([header], frozenset(host)) is header) is chosen
     assert module.choose([header], frozenset(host), [header.digest]) is None
+
+
+async def test_a_lease_given_back_is_no_takeover(record, made):
+    world = World()
+    for _ in range(3):
+        asker = world.asker()
+        assert isinstance(await world.lookups.ask_record(asker, record), Leased)
+        await world.lookups.finish(asker.lookup_id, "", Ending(Outcome.MISS, Reason.COLD))
+    assert world.tally.takeovers == 0 and not world.tally.events
+    await world.lookups.ask_record(world.asker(), record)
+    world.clock.move(16)
+    assert isinstance(await world.lookups.ask_record(world.asker(), record), Leased)
+    assert world.tally.takeovers == 1 and world.lookups.open_leases == 1
