@@ -1,47 +1,29 @@
 """Which compile is this? A compile request → a key record, or the reason why it can't be shared.
 
-The `program` component is the digest of what is handed to the compiler, debug locations aside, so a fact that is
-forgotten elsewhere can cost a miss and never a wrong hit (H1).
+The `program` component is the digest of the very module that is handed to the compiler, after rewrites and in normal
+form, so a fact that is forgotten elsewhere can cost a miss and never a wrong hit (H1).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from coldstart.client import jax_internals, target
+from coldstart.client import jax_internals, jax_module, normal_form, pointers, target
 from coldstart.client.jax_internals import CompileRequest
+from coldstart.identity import rules
 from coldstart.identity.key import Component, KeyRecord, key_of
+from coldstart.identity.rewrite import Rewrite
+from coldstart.identity.rules import normal_form as listed
 from coldstart.outcomes import Reason
 
-EXTRACTOR_VERSION = "1"
-
-# Custom calls whose configuration is known to hold no pointer, whatever numbers stand in it.
-_KNOWN_TARGETS = frozenset(
-    {
-        "tpu_custom_call",
-        "Sharding",
-        "SPMDFullToShardShape",
-        "SPMDShardToFullShape",
-        "annotate_device_placement",
-        "MoveToHost",
-        "MoveToDevice",
-        "TopK",
-        "ApproxTopK",
-        "PartialReduce",
-        "xla_ffi_python_cpu_callback",  # binds its function by `index`; the functions are the loader's own
-        "xla_ffi_partitioned_python_cpu_callback",
-        "LayoutConstraint",
-    }
-)
-# Carries the id of a Python object, which another process can't resolve, or resolves to something else (H7).
-_POINTER_TARGETS = frozenset({"CustomSPMDPartitioning", "InspectSharding"})
-_POINTER_LIKE = re.compile(r"0x[0-9a-fA-F]{9,16}|\d{10,20}")
+# The rules that hold for programs of several processes too: no compiler acts on these.
+NOISE = frozenset({listed.LOCATIONS.name, listed.RESULT_INFO.name})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +34,8 @@ class Identity:
     partitions: int
     replicas: int
     callbacks: int
-    multi_process: (
-        bool  # its devices belong to more than one process, live or described: always exact (I9)
-    )
+    multi_process: bool  # its devices belong to several processes, live or described: exact (I9)
+    module: Any = None  # what to hand to the compiler: the rewritten clone; None: the caller's own
     refusal: Reason | None = None  # why it can't be shared
     refusal_detail: str = ""
 
@@ -71,15 +52,40 @@ class Identity:
         return self.record["target"].value
 
 
-def identify(request: CompileRequest) -> Identity:
-    """The identity of one compile request. Reads the caller's module, never edits it."""
+def identify(
+    request: CompileRequest, *, rewrites: Sequence[Rewrite] = (), rules_off: Iterable[str] = ()
+) -> Identity:
+    """The identity of one compile request. Reads the caller's module, never edits it.
+
+    Args:
+        rewrites: edits of dead values to make, on a clone, before it is hashed and compiled.
+        rules_off: names of rules that must not be used.
+
+    Raises:
+        InvalidDescriptor: the rewrites don't fit this module.
+    """
     devices = list(request.devices.flat)
     options = jax_internals.options_facts(request.compile_options)
     callbacks = len(request.host_callbacks)
-    program = hashlib.sha256(jax_internals.stripped_bytecode(request.computation)).hexdigest()
+    multi_process = len({device.process_index for device in devices}) > 1
+    if multi_process:
+        # Any member may have to compile by itself and must then run what its peers run: only what no
+        # compiler sees may go (I9).
+        rules_off = ({rule.name for rule in rules.RULES} - NOISE) | set(rules_off)
+    module = None
+    if rewrites:
+        module = jax_internals.clone(request.computation)
+        jax_module.apply_rewrites(module, rewrites)
+    hashed, notes = normal_form.normal_form(
+        jax_internals.clone(module if module is not None else request.computation),
+        one_device=options.partitions == options.replicas == 1,
+        rules_off=rules_off,
+    )
     record = KeyRecord(
         components=(
-            Component("program", program, f"module {request.module_name}"),
+            Component(
+                "program", hashlib.sha256(hashed).hexdigest(), f"module {request.module_name}"
+            ),
             Component("options", hashlib.sha256(options.serialized).hexdigest()),
             Component(
                 "target",
@@ -89,8 +95,12 @@ def identify(request: CompileRequest) -> Identity:
             Component("callbacks", str(callbacks)),
         ),
         program_name=request.module_name,
-        versions=(("extractor", EXTRACTOR_VERSION), ("jax", jax.__version__)),
-        notes=("debug locations are not part of the key",),
+        versions=(
+            ("extractor", str(jax_module.EXTRACTOR_VERSION)),
+            ("jax", jax.__version__),
+            ("rules", rules.in_force(rules_off)),
+        ),
+        notes=(*(f"left out: {note}" for note in notes), *(_in_words(r) for r in rewrites)),
     )
     refusal, detail = _refusal(request, callbacks)
     return Identity(
@@ -98,10 +108,21 @@ def identify(request: CompileRequest) -> Identity:
         partitions=options.partitions,
         replicas=options.replicas,
         callbacks=callbacks,
-        multi_process=len({device.process_index for device in devices}) > 1,
+        multi_process=multi_process,
+        module=module,
         refusal=refusal,
         refusal_detail=detail,
     )
+
+
+def raw_digest(identity: Identity, rules_off: Iterable[str] = ()) -> str:
+    """What the daemon may remember rewrites under: the exact key, the rules in force and the extractor's version."""
+    text = f"{identity.key} {rules.in_force(rules_off)} {jax_module.EXTRACTOR_VERSION}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _in_words(rewrite: Rewrite) -> str:
+    return f"{rewrite.rule}: @{rewrite.function} op {rewrite.op}: {rewrite.reason}"
 
 
 def _refusal(request: CompileRequest, callbacks: int) -> tuple[Reason | None, str]:
@@ -114,27 +135,5 @@ def _refusal(request: CompileRequest, callbacks: int) -> tuple[Reason | None, st
             Reason.CALLBACKS,
             f"host callbacks on {request.platform} were never tried from a cache",
         )
-    pointer = _pointer_in(request.computation)
-    if pointer:
-        return Reason.POINTER, pointer
-    return None, ""
-
-
-def _pointer_in(module: Any) -> str:
-    """Where a module holds what may be a pointer; "" if nowhere."""
-    ir = jax_internals.ir
-    for op in jax_internals.walk(module):
-        if op.name != "stablehlo.custom_call":
-            continue
-        name = str(ir.StringAttr(op.attributes["call_target_name"]).value)
-        if name in _POINTER_TARGETS:
-            return f"custom call {name} refers to a Python object of this process"
-        if name in _KNOWN_TARGETS:
-            continue
-        for attribute in op.attributes:
-            text = str(op.attributes[attribute] if isinstance(attribute, str) else attribute.attr)
-            for found in _POINTER_LIKE.findall(text):
-                number = int(found, 16) if found.startswith("0x") else int(found)
-                if number >= 1 << 32:
-                    return f"custom call {name} holds {found}, which may be a pointer"
-    return ""
+    pointer = pointers.scan_pointers(request.computation)
+    return (Reason.POINTER, pointer) if pointer else (None, "")

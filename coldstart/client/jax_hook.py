@@ -22,6 +22,7 @@ from coldstart.client.report import Report
 from coldstart.client.session import FromCompiler, Session
 from coldstart.config import ClientSettings, client_settings, unknown_settings
 from coldstart.errors import ColdstartError, ConfigError
+from coldstart.identity import rules
 
 log = logging.getLogger("coldstart")
 
@@ -88,16 +89,21 @@ class Hook:
             Any
         ] = []  # what the compiler did, so that trouble of ours never compiles twice
 
-        def compile() -> Any:
+        def compile_module(module: Any) -> Any:
             try:
-                outcome.append(original(*args, **kwargs))
+                outcome.append(original(**{**arguments, "computation": module}))
             except BaseException as exc:
                 raise FromCompiler(exc) from exc
             return outcome[-1]
 
         try:
             request = jax_internals.request_of(args, kwargs)
-            found = self.session().obtain(request, compile)
+            arguments = jax_internals.arguments_of(request)
+            found = self.session().obtain(
+                request,
+                lambda: compile_module(request.computation),
+                compile_module=compile_module,
+            )
         except FromCompiler as exc:
             raise exc.error from exc.error.__cause__
         except Exception as exc:
@@ -151,6 +157,13 @@ def install(settings: ClientSettings | None = None) -> Hook | None:
         warnings.warn(f"coldstart: {exc}; the hook stays inactive", stacklevel=2)
         return None
     if settings.disable or settings.address is None:
+        return None
+    try:
+        rules.known(settings.rules_off)
+    except ConfigError as exc:
+        if settings.strict:
+            raise
+        warnings.warn(f"coldstart: {exc}; the hook stays inactive", stacklevel=2)
         return None
     seam = jax_internals.seam()
     if not seam.found:

@@ -115,6 +115,11 @@ def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompileRequest:
     return CompileRequest(**values, compile_only=isinstance(backend, _jax.CompileOnlyPyClient))
 
 
+def arguments_of(request: CompileRequest) -> dict[str, Any]:
+    """The request as the arguments of one call again, by name."""
+    return {name: getattr(request, name) for name in _PARAMETERS}
+
+
 def wrap_compile(wrapper: Callable[[Compile], Compile]) -> Callable[[], None]:
     """Put `wrapper(original)` where JAX looks its compile function up; the result takes it out."""
     original = _compiler.compile_or_get_cached
@@ -296,6 +301,10 @@ def options_facts(options: Any) -> OptionsFacts:
         pair for pair in copied.env_option_overrides if pair[0] not in NEUTRAL_OVERRIDES
     ]
     partitions, replicas = int(build.num_partitions), int(build.num_replicas)
+    if partitions == replicas == 1:
+        # The three spellings of a one-device program differ here too (H11); there is nothing to propagate.
+        build.allow_spmd_sharding_propagation_to_parameters = [False]
+        build.allow_spmd_sharding_propagation_to_output = [False]
     assignment = copied.device_assignment
     if assignment is not None:
         # Which devices: that is the target's matter, by coordinates and never by ids.

@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coldstart import wire
+from coldstart import wire, wire_descriptor
 from coldstart.client import host
 from coldstart.client.identify import Identity
+from coldstart.identity.descriptor import GraphDescriptor
 from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 
@@ -38,6 +39,7 @@ class Lookup:
     trouble: Reason | None = (
         None  # the first bad copy's reason: then a compile is an error, not a miss
     )
+    unpublishable: bool = False  # what was compiled is not the module that the key names
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(
             ("identify", "wait", "fetch", "load", "compile", "saved"), 0.0
@@ -55,21 +57,34 @@ class Lookup:
         else:
             self.answered(Answered(kind, lease_id=reply.lease.lease_id))
 
-    def question(self, *, namespace: str, mode: wire.Mode, volume_proof: bytes) -> pb.LookupRequest:
-        """The Lookup call for this request's key record."""
-        features = host.cpu_features() if self.identity.is_cpu else ()
-        return pb.LookupRequest(
+    def question(
+        self,
+        *,
+        namespace: str,
+        mode: wire.Mode,
+        volume_proof: bytes,
+        raw_digest: str = "",
+        descriptor: GraphDescriptor | None = None,
+    ) -> pb.LookupRequest:
+        """A Lookup call: by raw digest, by descriptor, else by this request's key record."""
+        request = pb.LookupRequest(
             lookup_id=self.id,
             namespace=namespace,
             host=pb.Host(
-                cpu_features=features,
+                cpu_features=host.cpu_features() if self.identity.is_cpu else (),
                 volume_proof=volume_proof,
                 mode=wire.mode_to_pb(mode),
                 planned=self.planned,
             ),
             holder=host.holder(),
-            record=wire.record_to_pb(self.identity.record),
         )
+        if raw_digest:
+            request.raw_digest = raw_digest
+        elif descriptor is not None:
+            request.descriptor.CopyFrom(wire_descriptor.descriptor_to_pb(descriptor))
+        else:
+            request.record.CopyFrom(wire.record_to_pb(self.identity.record))
+        return request
 
     def ending(self, outcome: Outcome, reason: Reason, tier: str) -> pb.FinishRequest:
         """The Finish call that counts this lookup."""

@@ -6,7 +6,7 @@
                        └ refused → compile                                  → Finish(refused)
 
 Whatever goes wrong on the way ends in an ordinary compile (I5); in strict mode it is raised instead. The caller's
-module goes to the compiler as it is: this session makes exact keys and rewrites nothing.
+module is never edited: where rewrites apply, a clone is rewritten, hashed and compiled.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from coldstart.client.lookup import Answered, Lookup
 from coldstart.client.outbox import Outbox
 from coldstart.client.publisher import Publisher
 from coldstart.client.report import Report, Tally
+from coldstart.client.rewriting import Rewriting
 from coldstart.config import ClientSettings
 from coldstart.errors import (
     ArtifactError,
@@ -64,6 +65,7 @@ class Session:
         self.outbox = Outbox(self.link)
         self.heartbeat = Heartbeat()
         self.publisher = Publisher(self.outbox, self.heartbeat, self._warn)
+        self.rewriting = Rewriting(settings.rules_off)
         self._tally = Tally()
         self._warned = threading.Event()
 
@@ -78,6 +80,7 @@ class Session:
         load: bool = True,
         planned: bool = False,
         identity: Identity | None = None,
+        compile_module: Callable[[Any], Any] | None = None,
         answered: Callable[[Answered], None] | None = None,
     ) -> Any:
         """The executable for `request`: loaded from the cache, or made by `compile`.
@@ -86,16 +89,18 @@ class Session:
             compile: an ordinary compile of the request; what it raises goes to the caller as it is.
             load: False for machines that can't load what they compile: a hit then gives `Present`.
             planned: the request is an entry of a plan, stored whatever its size.
-            identity: of this request, where the caller has made it already.
+            identity: of this request, where the caller has made it already; then nothing is rewritten.
+            compile_module: a compile of another module with the request's options; without it nothing is rewritten.
             answered: told of every answer of the daemon before it is acted on.
 
         Raises:
             ColdstartError: in strict mode only, where it would otherwise have compiled.
         """
         began = time.monotonic()
+        rewrite = identity is None and compile_module is not None
         if identity is None:
             try:
-                identity = identify(request)
+                identity = identify(request, rules_off=self.settings.rules_off)
             except Exception as exc:
                 if self.settings.strict:
                     raise
@@ -108,6 +113,12 @@ class Session:
             log.info("%s is not shared: %s", request.module_name, identity.refusal_detail)
             return self._compile(lookup, compile, Outcome.REFUSED, identity.refusal)
         try:
+            if rewrite:
+                lookup.identity = self._canonical(lookup, request)
+            module = lookup.identity.module
+            if module is not None and compile_module is not None:
+                rewritten = self._or_raw(lookup, identity, partial(compile_module, module), compile)
+                return self._ask(lookup, request, rewritten)
             return self._ask(lookup, request, compile)
         except _Fallback as fallback:
             if self.settings.strict:
@@ -115,15 +126,65 @@ class Session:
             self._warn(f"{fallback.error}; compiling without the cache")
             return self._compile(lookup, compile, fallback.outcome, fallback.reason)
 
-    # --- the lookup ----------------------------------------------------------------------------
+    # --- rewriting -----------------------------------------------------------------------------
 
-    def _ask(self, lookup: Lookup, request: CompileRequest, compile: Callable[[], Any]) -> Any:
+    def _canonical(self, lookup: Lookup, request: CompileRequest) -> Identity:
+        """The identity that this request is asked for by: of its canonical module."""
+        mode = wire.Mode(self._wanted_mode())
+        if not self.rewriting.possible(lookup.identity, request, mode):
+            return lookup.identity
         client = _daemon(self.link.client)
-        question = lookup.question(
+
+        def ask(question: pb.LookupRequest) -> pb.LookupReply:
+            patience = self._lookup_patience()
+            reply: pb.LookupReply = self._foreground(lambda: client.lookup(question, patience))
+            return reply
+
+        began = time.monotonic()
+        try:
+            return self.rewriting.seek(lookup, request, ask, self._question(lookup))
+        finally:
+            lookup.seconds["identify"] += time.monotonic() - began
+
+    def _or_raw(
+        self,
+        lookup: Lookup,
+        exact: Identity,
+        rewritten: Callable[[], Any],
+        raw: Callable[[], Any],
+    ) -> Callable[[], Any]:
+        """A compile of the rewritten module; if the compiler refuses that, of the caller's own, once."""
+
+        def compile() -> Any:
+            try:
+                return rewritten()
+            except FromCompiler as refused:
+                if not isinstance(refused.error, Exception):
+                    raise
+                executable = raw()  # what this raises is the caller's
+                self._warn(
+                    f"{exact.record.program_name}: the compiler refuses the rewritten module "
+                    f"({str(refused.error)[:200]}); compiled as it was, rules off for it"
+                )
+                self.rewriting.forget(exact)
+                lookup.unpublishable = True
+                return executable
+
+        return compile
+
+    def _question(self, lookup: Lookup) -> Callable[..., pb.LookupRequest]:
+        return partial(
+            lookup.question,
             namespace=self.settings.namespace,
             mode=wire.Mode(self._wanted_mode()),
             volume_proof=self.link.volume_proof,
         )
+
+    # --- the lookup ----------------------------------------------------------------------------
+
+    def _ask(self, lookup: Lookup, request: CompileRequest, compile: Callable[[], Any]) -> Any:
+        client = _daemon(self.link.client)
+        question = self._question(lookup)()
         reply = self._foreground(lambda: client.lookup(question, self._lookup_patience()))
         for _ in range(MAX_ANSWERS):
             lookup.tell(reply)
@@ -157,7 +218,7 @@ class Session:
         return self._compile(lookup, compile, Outcome.ERROR, Reason.VERSION)
 
     def _wanted_mode(self) -> str:
-        return "exact" if self.settings.mode in (None, "canonical") else str(self.settings.mode)
+        return self.settings.mode or "canonical"
 
     def _mode(self, reply: pb.LookupReply) -> wire.Mode:
         """The lesser of what the fleet allows and what this process wants."""
@@ -257,8 +318,9 @@ class Session:
         reason = lookup.trouble or (Reason.EVICTED if lease.evicted else Reason.COLD)
         outcome = Outcome.ERROR if lookup.trouble else Outcome.MISS
         try:
-            if stock:
+            if stock or lookup.unpublishable:
                 # JAX's own cache checks neither digest nor features: good for its owner, not for others.
+                # And what was compiled raw is never published under a canonical key.
                 self.publisher.release(client, lease.lease_id)
             else:
                 self.publisher.publish(lookup, request, executable, client, lease.lease_id)
@@ -289,7 +351,7 @@ class Session:
             self._finish(lookup, outcome, reason)
             raise
         lookup.seconds["compile"] = time.monotonic() - began
-        if publish is not None and not stock:
+        if publish is not None and not stock and not lookup.unpublishable:
             client, request = publish
             self.publisher.publish(lookup, request, executable, client, "")
         self._finish(lookup, outcome, reason)
