@@ -81,13 +81,8 @@ def _one_of(*words: str) -> Callable[[Any], str]:
 
 def _seconds(least: float, most: float) -> Callable[[Any], float]:
     def parse(value: Any) -> float:
-        if isinstance(value, bool):
-            raise ValueError("wants a number of seconds")
-        try:
-            number = float(value)
-        except ValueError:
-            raise ValueError("wants a number of seconds") from None
-        if not least <= number <= most:
+        number = float(value)
+        if isinstance(value, bool) or not least <= number <= most:
             raise ValueError(f"wants seconds between {least:g} and {most:g}")
         return number
 
