@@ -20,6 +20,7 @@ class Answered:
     """One answer of the daemon, for a caller that plans around waits and refusals (warm-up)."""
 
     kind: str  # hit, lease, wait or refused
+    key: str = ""  # of what was asked for, after rewrites
     lease_id: str = ""
     reason: Reason | None = None  # of a refusal
     message: str = ""
@@ -53,9 +54,9 @@ class Lookup:
         kind = str(reply.WhichOneof("answer"))
         if kind == "refused":
             reason = wire.reason_from_pb(reply.refused.reason)
-            self.answered(Answered(kind, reason=reason, message=reply.refused.message))
+            self.answered(Answered(kind, reply.key, reason=reason, message=reply.refused.message))
         else:
-            self.answered(Answered(kind, lease_id=reply.lease.lease_id))
+            self.answered(Answered(kind, reply.key, lease_id=reply.lease.lease_id))
 
     def question(
         self,

@@ -1,14 +1,14 @@
 """The part of warm-up that has JAX: a plan's programs, lowered, identified and compiled for one target.
 
-Runs in a worker process under the target's environment. What is hashed is what goes to the compiler: `compile` hands
-it the very request that `lower` captured and identified.
+Runs in a worker process under the target's environment. `lower` captures the very request with which JAX would enter
+the compiler in a pod, so the key that is made of it is the one that a pod asks for.
 """
 
 from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +56,13 @@ class Workshop:
                     f"{len(self.devices)}; a target that works: cpu:{needed}"
                 )
 
-    def lower(self, index: int) -> Lowered:
+    def lower(self, index: int, rules_off: Iterable[str] = ()) -> Lowered:
         """Trace, lower and identify one entry. Raises whatever the program raises."""
         began = time.monotonic()
         lowered: jax.stages.Lowered = self._programs[index].lower(self.devices)
         request = jax_internals.capture(lowered)
         traced = time.monotonic()
-        identity = identify(request)
+        identity = identify(request, rules_off=rules_off)
         identified = time.monotonic()
         return Lowered(
             request,
@@ -73,18 +73,9 @@ class Workshop:
         )
 
 
-def compile(request: CompileRequest) -> Any:
-    """The executable for a request, from the compiler."""
-    r = request
-    return _compile_function()(
-        r.backend,
-        r.computation,
-        r.devices,
-        r.compile_options,
-        r.host_callbacks,
-        r.executable_devices,
-        r.pgle_profiler,
-    )
+def compile_module(request: CompileRequest, module: Any) -> Any:
+    """The executable for a module under a request's options and devices, from the compiler."""
+    return _compile_function()(**{**jax_internals.arguments_of(request), "computation": module})
 
 
 def _compile_function() -> jax_internals.Compile:

@@ -46,6 +46,7 @@ class Program:
     index: int  # of the entry that stands for it
     entry: Entry
     key: str = ""
+    asked_key: str = ""  # before rewrites
     size: float = 0.0  # bytes of its module
     outcome: str = ""  # one of OUTCOMES; "" while open
     message: str = ""
@@ -284,6 +285,8 @@ class Run:
             self._count(event)
             program.outcome = event.get("outcome", "failed")
             program.message = event.get("message", "")
+            program.asked_key = program.key
+            program.key = event.get("key", program.key)  # rewrites make another key of it
             return program
         return None
 
@@ -297,6 +300,16 @@ class Run:
             if standing.state is not KeyState.PRESENT:
                 program.message = f"{program.outcome}, but not stored; the daemon's log says why"
                 program.outcome, program.digest, program.compile_seconds = "failed", "", 0.0
+        self._merge()
+
+    def _merge(self) -> None:
+        """Programs that rewrites made equal are one distinct program; that one of them was compiled is what counts."""
+        by_key: dict[str, Program] = {}
+        final = {p.asked_key or p.key: p.key for p in self.result.programs}
+        for program in sorted(self.result.programs, key=lambda p: OUTCOMES.index(p.outcome)):
+            by_key.setdefault(program.key or f"entry {program.index}", program)
+        self.result.programs = sorted(by_key.values(), key=lambda p: p.index)
+        self.result.keys = {index: final[key] for index, key in self.result.keys.items()}
 
     # --- workers ---------------------------------------------------------------------------------
 

@@ -58,7 +58,9 @@ class Worker:
 
     def lower(self, entry: int) -> None:
         try:
-            found = self._lowered[entry] = self._workshop.lower(entry)
+            found = self._lowered[entry] = self._workshop.lower(
+                entry, self._session.settings.rules_off
+            )
         except Exception as exc:
             self._say("unlowered", entry, message=f"{type(exc).__name__}: {words(exc)}")
             return
@@ -104,13 +106,13 @@ class Worker:
                 with self._lock:
                     self._leases[entry] = answer.lease_id
 
-        def compile() -> Any:
+        def compile_module(module: Any) -> Any:
             if last.kind == "refused":  # serving would compile; here it is something to report
                 raise FromCompiler(_Refused())
             self._say("compiling", entry, lease_id=last.lease_id)
             began = time.monotonic()
             try:
-                executable = compiling.compile(lowered.request)
+                executable = compiling.compile_module(lowered.request, module)
             except BaseException as exc:
                 raise FromCompiler(exc) from exc
             compiled.append(time.monotonic() - began)
@@ -119,10 +121,10 @@ class Worker:
         try:
             self._session.obtain(
                 lowered.request,
-                compile,
+                lambda: compile_module(lowered.request.computation),
                 load=False,
                 planned=True,
-                identity=lowered.identity,
+                compile_module=compile_module,
                 answered=answered,
             )
         except FromCompiler as exc:
@@ -134,18 +136,20 @@ class Worker:
             return {"outcome": "failed", "message": words(exc)}
         except Exception as exc:
             return {"outcome": "failed", "message": f"{type(exc).__name__}: {words(exc)}"}
+        key = last.key or lowered.identity.key
         if not compiled:
-            return {"outcome": "reused"}
+            return {"outcome": "reused", "key": key}
         self._say("compiled", entry)
         began = time.monotonic()
         sent = self._session.outbox.flush(FLUSH_SECONDS)
-        seconds = {
+        facts = {
+            "key": key,
             "compile_seconds": compiled[0],
             "publish_seconds": time.monotonic() - began,
         }
         if not sent:
-            return {"outcome": "failed", "message": "compiled, but not published", **seconds}
-        return {"outcome": "compiled", **seconds}
+            return {"outcome": "failed", "message": "compiled, but not published", **facts}
+        return {"outcome": "compiled", **facts}
 
     def farewell(self) -> None:
         """Publish what is compiled, give the other leases back."""
@@ -157,8 +161,8 @@ class Worker:
                 self._session.link.client().release(lease)
 
 
-class _Refused(Exception):
-    """The daemon refuses this program; `compile` has nothing to do."""
+class _Refused(BaseException):
+    """The daemon refuses this program. No Exception: nothing was wrong with a compile."""
 
 
 class Channel:
