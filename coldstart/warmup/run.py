@@ -210,8 +210,8 @@ class Run:
                 Program(
                     index,
                     entries[index],
-                    event["key"],
-                    event["module_bytes"],
+                    key=event["key"],
+                    size=event["module_bytes"],
                     outcome=unshareable,
                     message=message,
                     lowered_by=hand.number,
