@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from coldstart.client import mosaic
+from coldstart.client.confirm import Confirmation
 from coldstart.client.jax_internals import ir
 from coldstart.errors import InvalidDescriptor
 from coldstart.identity.descriptor import DescriptorBuilder, Effect, GraphDescriptor, Read
@@ -263,7 +264,8 @@ def apply_rewrites(clone: Any, rewrites: Iterable[Rewrite]) -> int:
     """Make the edits on a clone of the module, in place, and verify it. Returns how many.
 
     Each edit is checked against what the rules may do at all (offsets and scalar constants to zero, same sizes and
-    types), whoever sent it. Raises InvalidDescriptor for any other; the clone is of no use then.
+    types), and its op's results are confirmed dead on the module itself, whoever sent it. Raises InvalidDescriptor
+    for any other; the clone is of no use then and the program is compiled as it is.
     """
     wanted: dict[str, dict[int, list[Rewrite]]] = {}
     for rewrite in rewrites:
@@ -271,6 +273,7 @@ def apply_rewrites(clone: Any, rewrites: Iterable[Rewrite]) -> int:
     if not wanted:
         return 0
     made = 0
+    confirmation = Confirmation(clone)
     with clone.context, ir.Location.unknown():
         for function in _only_block(clone.operation.regions[0]).operations:
             function = function.operation
@@ -278,7 +281,7 @@ def apply_rewrites(clone: Any, rewrites: Iterable[Rewrite]) -> int:
                 continue
             edits = wanted.pop(_text(function.attributes["sym_name"]), None)
             if edits is not None:
-                made += _edit_function(function, edits)
+                made += _edit_function(function, edits, confirmation)
         if wanted:
             raise InvalidDescriptor(f"rewrites name functions that aren't there: {sorted(wanted)}")
         if not clone.operation.verify():
@@ -286,7 +289,9 @@ def apply_rewrites(clone: Any, rewrites: Iterable[Rewrite]) -> int:
     return made
 
 
-def _edit_function(function: Any, edits: dict[int, list[Rewrite]]) -> int:
+def _edit_function(
+    function: Any, edits: dict[int, list[Rewrite]], confirmation: Confirmation
+) -> int:
     found: list[tuple[Any, list[Rewrite]]] = []
     ordinal = -1  # the function itself is visited first
 
@@ -300,6 +305,8 @@ def _edit_function(function: Any, edits: dict[int, list[Rewrite]]) -> int:
     function.walk(visit, ir.WalkOrder.PRE_ORDER)
     if len(found) != len(edits):
         raise InvalidDescriptor("rewrites name ops that the function doesn't have")
+    for op, _ in found:
+        confirmation.dead(op)
     for op, of_op in found:
         _edit_op(op, of_op)
     return sum(len(of_op) for _, of_op in found)

@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 
 from coldstart.client import jax_internals, jax_module
+from coldstart.client.confirm import Confirmation
+from coldstart.errors import InvalidDescriptor
 from coldstart.identity import rules
 from coldstart.identity.canonical import canonicalize
-from coldstart.identity.liveness import Liveness
+from coldstart.identity.liveness import Liveness, analyse
 from coldstart.identity.rewrite import Rewrite
 from coldstart.identity.rules import dead_constant_start, unread_fragment_offset
 
@@ -107,6 +109,24 @@ def test_rewriting_keeps_every_op(pair: corpus.Pair):
 # --- rules broken on purpose ---------------------------------------------------------------------
 
 
+@pytest.fixture
+def unconfirmed(monkeypatch):
+    """Takes the second opinion away: the corpus must catch a broken rule by itself."""
+    monkeypatch.setattr(Confirmation, "dead", lambda self, op: None)
+
+
+@pytest.mark.parametrize("pair", [p for p in corpus.MUST_DIFFER if "dense" in p.name], ids=str)
+def test_the_second_opinion_refuses_every_edit_of_a_live_value(pair: corpus.Pair):
+    module = pair.right()
+    d = jax_module.describe(module)
+    claims = [r for rule in rules.REWRITES for r in rule.find(d, all_dead(analyse(d)))]
+    assert claims
+    for function, op in {(r.function, r.op) for r in claims}:
+        edits = [r for r in claims if (r.function, r.op) == (function, op)]
+        with pytest.raises(InvalidDescriptor):
+            jax_module.apply_rewrites(jax_internals.clone(module), edits)
+
+
 def same_digest(pair: corpus.Pair, rewriting) -> bool:
     digests = [
         corpus.identity(side(), rewriting=rewriting).digest for side in (pair.left, pair.right)
@@ -125,7 +145,7 @@ def all_dead(live: Liveness) -> Liveness:
     return dataclasses.replace(live, value_live=np.zeros_like(live.value_live))
 
 
-def test_a_broken_fragment_rule_is_caught():
+def test_a_broken_fragment_rule_is_caught(unconfirmed):
     def find(d, live) -> Iterator[Rewrite]:
         return unread_fragment_offset.find(d, all_dead(live))
 
@@ -134,7 +154,7 @@ def test_a_broken_fragment_rule_is_caught():
     assert any("dense static" in name for name in caught((broken,)))
 
 
-def test_a_broken_constant_rule_is_caught():
+def test_a_broken_constant_rule_is_caught(unconfirmed):
     def find(d, live) -> Iterator[Rewrite]:
         return dead_constant_start.find(d, all_dead(live))
 
@@ -142,7 +162,7 @@ def test_a_broken_constant_rule_is_caught():
     assert any("dense dynamic" in name for name in caught((broken,)))
 
 
-def test_liveness_that_forgets_outputs_is_caught():
+def test_liveness_that_forgets_outputs_is_caught(unconfirmed):
     """The fragment is an unread operand and an output (H5)."""
 
     def find(d, live) -> Iterator[Rewrite]:
