@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import jax
@@ -14,6 +15,7 @@ from coldstart.models.programs import participant_programs
 
 COUNT = 16
 SMALL = PieceShape(tokens=3, kv=20, top=6, layers=2)
+ONE_LAYER = dataclasses.replace(SMALL, layers=1)
 
 
 def piece(rank: int, branch: str, shape: PieceShape = SMALL) -> Piece:
@@ -43,8 +45,7 @@ def by_numpy(rank: int, branch: str, arguments: list[np.ndarray]) -> np.ndarray:
     return total
 
 
-@pytest.mark.parametrize("rank", [0, 5])
-@pytest.mark.parametrize("branch", ["sparse", "dense"])
+@pytest.mark.parametrize(("branch", "rank"), [("sparse", 5), ("dense", 0), ("dense", 5)])
 def test_piece_equals_numpy(branch: str, rank: int) -> None:
     made = piece(rank, branch)
     arguments = made.sample_arguments()
@@ -56,10 +57,10 @@ def test_piece_equals_numpy(branch: str, rank: int) -> None:
 
 def test_sparse_results_are_the_same_bits_for_all_ranks_and_dense_ones_differ() -> None:
     for branch, distinct in (("sparse", 1), ("dense", 3)):
-        arguments = piece(0, branch).sample_arguments()
+        arguments = piece(0, branch, ONE_LAYER).sample_arguments()
         results = {
-            np.asarray(jax.jit(piece(rank, branch).function)(*arguments)).tobytes()
-            for rank in (0, 1, 15)
+            np.asarray(jax.jit(piece(rank, branch, ONE_LAYER).function)(*arguments)).tobytes()
+            for rank in (0, 1, COUNT - 1)
         }
         assert len(results) == distinct, branch
 
@@ -83,7 +84,7 @@ def test_the_compiler_agrees_on_which_fragments_are_dead() -> None:
     for branch, distinct in (("sparse", 1), ("dense", 2)):
         codes = set()
         for rank in (0, 3):
-            text = piece(rank, branch).lower().compile().as_text()
+            text = piece(rank, branch, ONE_LAYER).lower().compile().as_text()
             text = re.sub(r", metadata=\{[^}]*\}", "", text)
             codes.add(
                 re.sub(r"(FileNames|FunctionNames|FileLocations|StackFrames)\n(.+\n)+", "", text)

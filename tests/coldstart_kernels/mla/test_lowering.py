@@ -59,8 +59,9 @@ def lower(device: jax.Device, name: str, branch: str, rank: int) -> jax.stages.L
     return jax.jit(attend).lower(*arguments)
 
 
-@pytest.mark.parametrize("branch", ["dense", "sparse"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "branch"), [("decode", "dense"), ("decode", "sparse"), ("short prefill", "dense")]
+)
 def test_compiles_for_tpu7x(described: jax.Device, name: str, branch: str) -> None:
     lowered = lower(described, name, branch, rank=3)
     assert lowered.as_text().count("@tpu_custom_call") == 1
