@@ -334,14 +334,16 @@ def _self_test(
     first = _child(kept, "store", options=options)
     fault = _fault(first, compiles=1, lookup="miss cold")
     if not fault and not first["published"]:
-        fault = "it could not be published in time"
+        fault = "compiled, but the daemon did not take it"
     if fault:
-        yield Check("self-test-store", "problem", f"a new program: {fault}", fix)
+        yield Check("self-test-store", "problem", f"a new program in a first process: {fault}", fix)
         yield Check("self-test-load", "skipped", "nothing was stored")
         return
     seconds = first["compile_seconds"]
     yield Check(
-        "self-test-store", "ok", f"a new program compiled in {seconds:.2f} s and was published"
+        "self-test-store",
+        "ok",
+        f"a new program compiled in {seconds:.2f} s and was sent to the daemon",
     )
     second = _child(kept, "load", options=options)
     fault = _fault(second, compiles=0, lookup="hit ok")

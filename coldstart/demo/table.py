@@ -16,7 +16,7 @@ def show(result: Result, console: Console) -> None:
     """Print arms side by side, programs side by side, and what they say."""
     work = result.work
     table = Table(
-        title=f"{work.participants} participants x {work.programs} programs, {work.branch} branch: "
+        title=f"{work.participants} participants x {work.programs} programs, {work.branch}; "
         f"measured here (CPU, {os.cpu_count()} cores)"
     )
     table.add_column("cold start under")
@@ -38,15 +38,15 @@ def show(result: Result, console: Console) -> None:
 
 
 def _by_program(result: Result) -> Table:
-    table = Table(title="Compiles by program, over all participants")
+    table = Table(title="Compiles by program, over all participants; do the ranks differ in it?")
     table.add_column("program", no_wrap=True)
-    table.add_column("holds")
+    table.add_column("ranks")
     for arm in result.arms:
-        table.add_column(arm.name.replace("-", "\n"), justify="right")
+        table.add_column(arm.name.replace("-", "\n"), justify="right", no_wrap=True)
     for same in zip(*(arm.by_program() for arm in result.arms), strict=True):
         table.add_row(
             same[0]["name"],
-            "own offset" if same[0]["own_fragment"] else "same for all",
+            "differ" if same[0]["own_fragment"] else "alike",
             *(str(entry["compiled"]) for entry in same),
         )
     return table
