@@ -284,7 +284,11 @@ def apply_rewrites(clone: Any, rewrites: Iterable[Rewrite]) -> int:
                 made += _edit_function(function, edits, confirmation)
         if wanted:
             raise InvalidDescriptor(f"rewrites name functions that aren't there: {sorted(wanted)}")
-        if not clone.operation.verify():
+        try:
+            verified = clone.operation.verify()
+        except ir.MLIRError as exc:
+            raise InvalidDescriptor("the rewritten module doesn't verify") from exc
+        if not verified:
             raise InvalidDescriptor("the rewritten module doesn't verify")
     return made
 

@@ -167,6 +167,8 @@ def _analyse(op: Any, operands: int) -> ReadSet:
         if call.get("serialization_format") != 1:
             raise _Unrecognised(f"serialization format {call.get('serialization_format')}")
         body = _read_body(call["body"])
+        if isinstance(body, str):
+            raise _Unrecognised(body)
     except (ValueError, KeyError, TypeError) as exc:
         raise _Unrecognised(f"its config is not what Pallas writes ({exc})") from exc
     aliased = _aliased(attributes.get("output_operand_aliases"))
@@ -239,8 +241,17 @@ def _aliased(attribute: Any) -> set[int]:
 
 
 @functools.lru_cache(maxsize=256)
-def _read_body(body: str) -> _Body:
-    """The functions of a Mosaic body. Cached: the layers of a model share one body."""
+def _read_body(body: str) -> _Body | str:
+    """The functions of a Mosaic body, or why they can't be told. Cached: the layers of a model share one body."""
+    try:
+        return _parse_body(body)
+    except _Unrecognised as exc:
+        return str(exc)
+    except (ValueError, KeyError, TypeError) as exc:
+        return f"its body is not what Pallas writes ({type(exc).__name__})"
+
+
+def _parse_body(body: str) -> _Body:
     with body_context():
         try:
             module = ir.Module.parse(base64.b64decode(body, validate=True))
