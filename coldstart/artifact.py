@@ -78,6 +78,16 @@ class Header:
         return MAGIC + len(body).to_bytes(4, "big") + body + hashlib.sha256(body).digest()
 
 
+# What `decode_header` insists on: annotations are text here, so the kinds are looked up by it.
+_KIND_OF: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "tuple[str, ...]": (tuple,),
+}
+_KINDS = {field.name: _KIND_OF[str(field.type)] for field in fields(Header)}
+
+
 class Payload(Protocol):
     """Encoded bytes, wherever they lie. Chunks so that 600 MB never need to be in memory at once."""
 
@@ -184,9 +194,16 @@ def decode_header(body: bytes) -> Header:
                 reason="format",
             )
         data["cpu_features"] = tuple(data["cpu_features"])
-        return Header(**data)
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        header = Header(**data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise ArtifactCorrupt(f"artifact header can't be read: {exc}") from exc
+    for name, kinds in _KINDS.items():
+        value = getattr(header, name)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise ArtifactCorrupt(f"artifact header has no usable {name}: {value!r:.80}")
+    if not all(isinstance(feature, str) for feature in header.cpu_features):
+        raise ArtifactCorrupt("artifact header has a CPU feature that is no text")
+    return header
 
 
 def open_file(path: Path) -> Artifact:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import quote
 
 import grpc
 
@@ -24,6 +26,7 @@ from coldstart.errors import (
     DaemonTimeout,
     InvalidRequest,
     LeaseLost,
+    TierError,
     TierFull,
 )
 from coldstart.identity.key import SCHEME
@@ -34,6 +37,7 @@ T = TypeVar("T")
 
 SMALL_CALL_SECONDS = 1.0
 CONNECT_SECONDS = 0.3
+REQUEST_ID = "coldstart-request-id"  # trailing metadata of every answer of a daemon
 FETCH_MAX_SECONDS = 600.0
 MAX_MESSAGE_BYTES = 64 << 20  # descriptors; artifacts travel in chunks
 
@@ -64,7 +68,11 @@ class CacheClient:
     def __init__(self, address: str, *, holder: str) -> None:
         self.address = address
         self.holder = holder
-        target = address if address.startswith("unix:") else address.removeprefix("tcp://")
+        if address.startswith("unix://"):
+            # gRPC reads this as a URI and would decode a % in the path.
+            target = "unix:" + quote(address.removeprefix("unix://"))
+        else:
+            target = address.removeprefix("tcp://")
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         self._cache = cache_pb2_grpc.CacheStub(self._channel)
         self._admin = admin_pb2_grpc.AdminStub(self._channel)
@@ -169,20 +177,24 @@ class CacheClient:
         return b"".join(parts)
 
     def publish(
-        self, start: pb.PublishStart, payload: Iterable[bytes], seconds: float
+        self, start: pb.PublishStart, payload: Iterable[bytes], idle_seconds: float
     ) -> pb.PublishReply:
-        """Send an encoded payload under its header. The reply's digest is the authoritative one."""
+        """Send an encoded payload under its header. The reply's digest is the authoritative one.
 
-        def messages() -> Iterator[pb.PublishRequest]:
-            yield pb.PublishRequest(start=start)
-            for data in payload:
-                yield pb.PublishRequest(data=data)
-
-        try:
-            reply: pb.PublishReply = self._cache.Publish(messages(), timeout=seconds)
-            return reply
-        except grpc.RpcError as exc:
-            self._fail(exc, "Publish")
+        In unary calls, each with `idle_seconds`: a stream would need a thread of gRPC's, and there may be none
+        while the interpreter ends.
+        """
+        upload_id = uuid.uuid4().hex
+        request = pb.UploadRequest(upload_id=upload_id, start=start)
+        for data in payload:
+            request.data = data
+            reply = self._call(self._cache.Upload, request, idle_seconds, pb.UploadReply)
+            if reply.HasField("published"):  # it ended early: not wanted
+                return reply.published
+            request = pb.UploadRequest(upload_id=upload_id)
+        request.last = True
+        reply = self._call(self._cache.Upload, request, idle_seconds, pb.UploadReply)
+        return reply.published
 
     # --- errors --------------------------------------------------------------------------------
 
@@ -196,6 +208,9 @@ class CacheClient:
     def _fail(self, exc: grpc.RpcError, call: str) -> NoReturn:
         code, details = exc.code(), exc.details() or ""
         error = _ERRORS.get(code, DaemonError)
+        metadata: Any = exc.trailing_metadata() or ()
+        if code is grpc.StatusCode.UNAVAILABLE and REQUEST_ID in dict(metadata):
+            error = TierError  # the daemon itself answered: it is there, a tier of it is not
         if error is DaemonTimeout:
             details = details or "no answer in time"
         raise error(f"{call} at {self.address}: {details or code.name}") from exc

@@ -21,8 +21,7 @@ from coldstart.rpc.v1 import cache_pb2 as pb
 
 log = logging.getLogger("coldstart")
 
-PUBLISH_SECONDS = 10.0  # and a second more for every PUBLISH_BYTES
-PUBLISH_BYTES = 10e6
+PUBLISH_IDLE_SECONDS = 10.0  # for each piece; in the background, so nobody waits for it
 
 
 class Publisher:
@@ -76,10 +75,7 @@ class Publisher:
                     record=wire.record_to_pb(identity.record),
                     planned=lookup.planned,
                 )
-                size = made.header.payload_bytes
-                client.publish(
-                    start, made.payload.chunks(), seconds=PUBLISH_SECONDS + size / PUBLISH_BYTES
-                )
+                client.publish(start, made.payload.chunks(), PUBLISH_IDLE_SECONDS)
             finally:
                 self._heartbeat.stop(lease_id)
 

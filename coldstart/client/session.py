@@ -315,8 +315,8 @@ class Session:
                 self.publisher.release(client, lease.lease_id)
             raise
         lookup.seconds["compile"] = time.monotonic() - began
-        reason = lookup.trouble or (Reason.EVICTED if lease.evicted else Reason.COLD)
-        outcome = Outcome.ERROR if lookup.trouble else Outcome.MISS
+        reason = lookup.trouble or wire.reason_from_pb(lease.reason)
+        outcome = Outcome.MISS if reason in (Reason.COLD, Reason.EVICTED) else Outcome.ERROR
         try:
             if stock or lookup.unpublishable:
                 # JAX's own cache checks neither digest nor features: good for its owner, not for others.

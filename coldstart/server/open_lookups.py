@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coldstart.errors import InvalidRequest
+from coldstart.outcomes import Reason
 from coldstart.server.answers import Asker, Hit
 from coldstart.store.names import check_key
 
@@ -25,6 +26,7 @@ class OpenLookup:
     lease_id: str = ""
     lost: bool = False  # held a lease that expired
     waited: bool = False
+    damage: Reason | None = None  # what was wrong with a copy that the store found bad
     served: dict[str, Hit] = field(default_factory=dict)  # by digest; the latest is last
     rejected: Counter[str] = field(default_factory=Counter)  # digests that this client found bad
     excluded: set[str] = field(default_factory=set)  # digests that this host can't use

@@ -195,7 +195,9 @@ class ChainTier:
             failed_before = len(failures)
             artifact = await self._ask(tier, "get", tier.get(key, digest), failures)
             if artifact is None:
-                if len(failures) == failed_before and tier.writable:
+                certain = len(failures) == failed_before
+                put_aside = not certain and isinstance(failures[-1], ArtifactCorrupt)
+                if (certain or put_aside) and tier.writable:
                     missed.append(tier)
                 continue
             if missed and not await self._backfill(artifact, tier, missed):
@@ -268,6 +270,11 @@ def _raise_unknown(op: str, failures: list[Exception]) -> None:
     if not failures:
         return
     words = "; ".join(str(failure) for failure in failures)
+    unknown = [failure for failure in failures if not isinstance(failure, ArtifactCorrupt)]
+    if not unknown and isinstance(
+        failures[0], ArtifactCorrupt
+    ):  # certain: there was one, and it was bad
+        raise ArtifactCorrupt(f"chain: {op}: {words}", reason=failures[0].reason) from failures[0]
     kind = TierTimeout if all(isinstance(f, TierTimeout) for f in failures) else TierError
     raise kind(f"chain: {op}: {words}") from failures[0]
 

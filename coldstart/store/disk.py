@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from coldstart.artifact import Artifact, FilePayload, Header, open_file
-from coldstart.errors import ArtifactError, InvalidRequest, TierError, TierFull, TooLarge
+from coldstart.errors import (
+    ArtifactCorrupt,
+    ArtifactError,
+    InvalidRequest,
+    TierError,
+    TierFull,
+    TooLarge,
+)
 from coldstart.identity.key import KeyRecord
 from coldstart.store.disk_index import DiskIndex, Entry
 from coldstart.store.disk_layout import Layout, flocked, translated, unlink
@@ -258,12 +265,19 @@ class DiskTier:
                 return None  # evicted a moment ago
             except ArtifactError as exc:
                 log.warning("disk: %s is bad: %s", entry.object, exc)
-                self._remove(key, digest, "header")
-                self._recorder(self.name, "get", "corrupt", 0.0)
-                return None
+                raise self._bad(key, digest, str(exc), exc.reason) from exc
+            if found.header != entry.header:
+                raise self._bad(key, digest, "the file's header is not the index's", "corrupt")
             self._touch(entry.object)
-            return found if found.header == entry.header else None
+            return found
         return None
+
+    def _bad(self, key: str, digest: str, message: str, reason: str) -> ArtifactCorrupt:
+        """Put a bad copy aside, so that the next publish can win; what to raise."""
+        self._remove(key, digest, reason)
+        return ArtifactCorrupt(
+            f"disk: artifact {digest[:12]} of {key[:16]}: {message}", reason=reason
+        )
 
     def _stamp(self) -> int:
         return int(self._now() * 1e9)

@@ -39,7 +39,12 @@ class Tier(Protocol):
         ...
 
     async def get(self, key: str, digest: str) -> Artifact | None:
-        """The artifact with that digest, counted as a use; None if this tier does not have it."""
+        """The artifact with that digest, counted as a use; None if this tier does not have it.
+
+        Raises:
+            ArtifactCorrupt: it had one, and what can be seen without reading the payload is wrong. It was put
+                aside: the next `put` of its variant wins.
+        """
         ...
 
     async def put(self, artifact: Artifact, record: KeyRecord | None) -> Header:

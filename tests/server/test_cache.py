@@ -290,7 +290,7 @@ def test_an_evicted_artifact_is_known_to_have_been_there(shared_daemon, asking, 
         os.unlink(path)
     again = asking(shared_daemon.cache, new_record)
     reply = again.lookup()
-    assert reply.lease.evicted
+    assert reply.lease.reason == pb.REASON_EVICTED
     wait = asking(shared_daemon.cache, new_record).lookup().wait
     assert (
         wait.estimate_seconds == 40 and wait.max_wait_seconds == 60

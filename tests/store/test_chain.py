@@ -11,7 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coldstart.artifact import Artifact, BytesPayload, FilePayload, verify
-from coldstart.errors import ConfigError, TierError, TierFull, TierTimeout, TooLarge
+from coldstart.errors import (
+    ArtifactCorrupt,
+    ConfigError,
+    TierError,
+    TierFull,
+    TierTimeout,
+    TooLarge,
+)
 from coldstart.store.chain import WRITE_POLICIES, ChainTier
 from coldstart.store.disk import DiskTier
 from coldstart.store.memory import MemoryTier
@@ -296,3 +303,39 @@ async def test_whatever_fails_a_digest_once_answered_stays_while_its_tier_lives(
         elif n in first:
             got = await chain.get(made.header.key, first[n])
             assert got is not None and got.header.digest == first[n]
+
+
+async def test_a_bad_copy_above_is_served_from_below_and_repaired(
+    tmp_path: Path, new_artifact: Callable[..., Artifact], new_record: Callable[..., object]
+) -> None:
+    """T15."""
+    top, bottom = DiskTier(tmp_path, limit_bytes=1 << 20), MemoryTier(name="bottom")
+    chain = ChainTier([top, bottom])
+    made = new_artifact("a", b"good")
+    await chain.put(made, new_record("a"))  # type: ignore[arg-type]
+    (path,) = tmp_path.rglob("*.csa")
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(bytes(data))
+    got = await chain.get(made.header.key, made.header.digest)
+    assert got is not None and verify(got) == b"good"
+    repaired = await top.get(made.header.key, made.header.digest)
+    assert repaired is not None and verify(repaired) == b"good"
+    await chain.close()
+
+
+async def test_a_bad_copy_with_nothing_below_is_said_to_be_bad(
+    tmp_path: Path, new_artifact: Callable[..., Artifact]
+) -> None:
+    top = DiskTier(tmp_path, limit_bytes=1 << 20)
+    chain = ChainTier([top, MemoryTier(name="bottom")])
+    made = new_artifact("a", b"good")
+    await top.put(made, None)
+    (path,) = tmp_path.rglob("*.csa")
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(ArtifactCorrupt):
+        await chain.get(made.header.key, made.header.digest)
+    assert await chain.get(made.header.key, made.header.digest) is None
+    await chain.close()

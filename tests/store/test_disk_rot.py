@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.artifact import Artifact, verify
+from coldstart.errors import ArtifactCorrupt
 from coldstart.store.disk import DiskTier
 
 
@@ -86,7 +87,7 @@ async def test_an_entry_moved_to_another_key_is_not_believed(
 
 
 @pytest.mark.parametrize("damage", ["cut", "header"])
-async def test_a_damaged_object_is_a_miss_and_makes_room_for_the_next_put(
+async def test_a_damaged_object_is_put_aside_and_makes_room_for_the_next_put(
     disk: DiskTier, root: Path, new_artifact: Callable[..., Artifact], damage: str
 ) -> None:
     made = new_artifact("a", b"x" * 1000)
@@ -95,6 +96,9 @@ async def test_a_damaged_object_is_a_miss_and_makes_room_for_the_next_put(
     data = bytearray(path.read_bytes())
     data[20] ^= 1
     path.write_bytes(bytes(data) if damage == "header" else bytes(data[:-1]))
+    if damage == "header":
+        with pytest.raises(ArtifactCorrupt):
+            await disk.get(made.header.key, made.header.digest)
     assert await disk.get(made.header.key, made.header.digest) is None
     await put(disk, made)
     got = await disk.get(made.header.key, made.header.digest)

@@ -1,4 +1,3 @@
-from coldstart.rpc.v1 import descriptor_pb2 as _descriptor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -218,9 +217,9 @@ class LookupRequest(_message.Message):
     holder: str
     estimate_seconds: float
     raw_digest: str
-    descriptor: _descriptor_pb2.GraphDescriptor
+    descriptor: bytes
     record: KeyRecord
-    def __init__(self, lookup_id: _Optional[str] = ..., namespace: _Optional[str] = ..., host: _Optional[_Union[Host, _Mapping]] = ..., holder: _Optional[str] = ..., estimate_seconds: _Optional[float] = ..., raw_digest: _Optional[str] = ..., descriptor: _Optional[_Union[_descriptor_pb2.GraphDescriptor, _Mapping]] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ...) -> None: ...
+    def __init__(self, lookup_id: _Optional[str] = ..., namespace: _Optional[str] = ..., host: _Optional[_Union[Host, _Mapping]] = ..., holder: _Optional[str] = ..., estimate_seconds: _Optional[float] = ..., raw_digest: _Optional[str] = ..., descriptor: _Optional[bytes] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ...) -> None: ...
 
 class LookupReply(_message.Message):
     __slots__ = ("need_descriptor", "rewrites", "hit", "lease", "wait", "refused", "mode", "key")
@@ -283,16 +282,16 @@ class Hit(_message.Message):
     def __init__(self, header: _Optional[bytes] = ..., path: _Optional[str] = ..., tier: _Optional[str] = ..., waited: bool = ..., rewrites: _Optional[_Iterable[_Union[Rewrite, _Mapping]]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "seconds", "evicted", "rewrites")
+    __slots__ = ("lease_id", "seconds", "reason", "rewrites")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     REWRITES_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     seconds: float
-    evicted: bool
+    reason: Reason
     rewrites: _containers.RepeatedCompositeFieldContainer[Rewrite]
-    def __init__(self, lease_id: _Optional[str] = ..., seconds: _Optional[float] = ..., evicted: bool = ..., rewrites: _Optional[_Iterable[_Union[Rewrite, _Mapping]]] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., seconds: _Optional[float] = ..., reason: _Optional[_Union[Reason, str]] = ..., rewrites: _Optional[_Iterable[_Union[Rewrite, _Mapping]]] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("holder", "estimate_seconds", "max_wait_seconds", "rewrites")
@@ -383,6 +382,24 @@ class PublishReply(_message.Message):
     adopted: bool
     kept_local: Reason
     def __init__(self, digest: _Optional[str] = ..., adopted: bool = ..., kept_local: _Optional[_Union[Reason, str]] = ...) -> None: ...
+
+class UploadRequest(_message.Message):
+    __slots__ = ("upload_id", "start", "data", "last")
+    UPLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    upload_id: str
+    start: PublishStart
+    data: bytes
+    last: bool
+    def __init__(self, upload_id: _Optional[str] = ..., start: _Optional[_Union[PublishStart, _Mapping]] = ..., data: _Optional[bytes] = ..., last: bool = ...) -> None: ...
+
+class UploadReply(_message.Message):
+    __slots__ = ("published",)
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    published: PublishReply
+    def __init__(self, published: _Optional[_Union[PublishReply, _Mapping]] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("lease_id",)

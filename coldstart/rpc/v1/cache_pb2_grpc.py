@@ -44,6 +44,11 @@ class CacheStub(object):
                 request_serializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.PublishRequest.SerializeToString,
                 response_deserializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.PublishReply.FromString,
                 )
+        self.Upload = channel.unary_unary(
+                '/coldstart.rpc.v1.Cache/Upload',
+                request_serializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.UploadRequest.SerializeToString,
+                response_deserializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.UploadReply.FromString,
+                )
         self.Renew = channel.unary_unary(
                 '/coldstart.rpc.v1.Cache/Renew',
                 request_serializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.RenewRequest.SerializeToString,
@@ -110,6 +115,12 @@ class CacheServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Publish(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Upload(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,6 +194,11 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Publish,
                     request_deserializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.PublishRequest.FromString,
                     response_serializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.PublishReply.SerializeToString,
+            ),
+            'Upload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Upload,
+                    request_deserializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.UploadRequest.FromString,
+                    response_serializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.UploadReply.SerializeToString,
             ),
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
@@ -323,6 +339,23 @@ class Cache(object):
         return grpc.experimental.stream_unary(request_iterator, target, '/coldstart.rpc.v1.Cache/Publish',
             coldstart_dot_rpc_dot_v1_dot_cache__pb2.PublishRequest.SerializeToString,
             coldstart_dot_rpc_dot_v1_dot_cache__pb2.PublishReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Upload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/coldstart.rpc.v1.Cache/Upload',
+            coldstart_dot_rpc_dot_v1_dot_cache__pb2.UploadRequest.SerializeToString,
+            coldstart_dot_rpc_dot_v1_dot_cache__pb2.UploadReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
