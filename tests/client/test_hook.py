@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hooked import X, lookups, program, run
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import coldstart
@@ -24,28 +25,6 @@ from coldstart.errors import ColdstartError, ConfigError, DaemonAbsent
 from coldstart.outcomes import Outcome, Reason
 
 pytestmark = pytest.mark.stacks
-
-X = np.arange(64, dtype=np.float32).reshape(8, 8)
-
-
-def program(x: Any) -> Any:
-    for _ in range(3):
-        x = jnp.tanh(x @ x.T) + jnp.sort(x, axis=1)
-    return x, x.sum()
-
-
-def run(function: Callable[..., Any] = program, *args: Any, **jit: Any) -> Any:
-    """Compile and run as a fresh process would: JAX's own memory is emptied first."""
-    if coldstart.report() is not None:
-        assert coldstart.flush()
-    jax.clear_caches()
-    return jax.tree.map(np.asarray, jax.jit(function, **jit)(*(args or (X,))))
-
-
-def lookups() -> dict[tuple[Outcome, Reason], int]:
-    report = coldstart.report()
-    assert report is not None
-    return report.lookups
 
 
 def test_the_second_start_compiles_nothing_and_computes_the_same(
@@ -195,92 +174,6 @@ def test_what_the_compiler_raises_reaches_the_caller_untouched(
     # The failure was reported, so the next one is told at once and compiles by itself.
     run()
     assert lookups()[Outcome.REFUSED, Reason.NEGATIVE_COMPILE] == 1
-
-
-# --- bad copies ----------------------------------------------------------------------------------
-
-
-def _only(daemon: Any) -> Path:
-    assert coldstart.flush()
-    (found,) = daemon.artifacts()
-    return found
-
-
-def _rewrite(path: Path, **changes: Any) -> None:
-    """A sound artifact whose header says something else; its own hashes fit."""
-    old = artifact.open_file(path)
-    header = replace(old.header, **changes)
-    payload = b"".join(old.payload.chunks())
-    path.write_bytes(header.prefix() + payload)
-
-
-def _flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(bytes(data))
-
-
-# What the disk sees by itself (size, header) it puts aside and says so, or heals its index and calls it evicted;
-# a payload bit is seen by the loading side only. The gates have tests of their own.
-SPOILED: dict[str, tuple[Callable[[Path], None], set[Reason]]] = {
-    "payload bit": (lambda p: _flip(p, -9), {Reason.CORRUPT}),
-    "header bit": (lambda p: _flip(p, 40), {Reason.CORRUPT}),
-    "magic": (lambda p: _flip(p, 0), {Reason.FORMAT}),
-    "truncated": (lambda p: p.write_bytes(p.read_bytes()[:-100]), {Reason.EVICTED}),
-    "empty": (lambda p: p.write_bytes(b""), {Reason.EVICTED}),
-    "other partitions": (lambda p: _rewrite(p, partitions=8), {Reason.CORRUPT}),
-    "other callbacks": (lambda p: _rewrite(p, callbacks=2), {Reason.CORRUPT}),
-    "other module": (lambda p: _rewrite(p, module_digest="0" * 64), {Reason.CORRUPT}),
-    "other codec": (lambda p: _rewrite(p, codec="lz9"), {Reason.EVICTED}),
-}
-
-
-@pytest.mark.parametrize("how", SPOILED)
-def test_a_bad_copy_is_never_loaded_and_is_repaired(
-    hook: Any, daemon: Any, compiles: list[str], how: str
-) -> None:
-    """T12, T14, T16 and more: refused before the loader, compiled once, good again for the next one."""
-    first = run()
-    path = _only(daemon)
-    spoil, reasons = SPOILED[how]
-    spoil(path)
-    second = run()
-    np.testing.assert_array_equal(first[0], second[0])
-    assert compiles == ["jit_program"] * 2
-    (ended,) = set(lookups()) - {(Outcome.MISS, Reason.COLD)}
-    assert ended[1] in reasons
-    assert (ended[0] is Outcome.MISS) == (ended[1] is Reason.EVICTED)
-    third = run()
-    np.testing.assert_array_equal(first[0], third[0])
-    assert compiles == ["jit_program"] * 2
-    assert lookups()[Outcome.HIT, Reason.OK] == 1
-
-
-def test_code_for_another_cpu_is_not_loaded_and_both_variants_live_side_by_side(
-    hook: Any, daemon: Any, compiles: list[str]
-) -> None:
-    """T13: an artifact that needs an instruction set which this host lacks."""
-    run()
-    path = _only(daemon)
-    foreign = tuple(sorted({*artifact.open_file(path).header.cpu_features, "avx9000"}))
-    client = daemon.client()
-    old = artifact.open_file(path)
-    from coldstart import wire
-    from coldstart.rpc.v1 import cache_pb2 as pb
-
-    record = client.record(old.header.key).record
-    assert wire.record_from_pb(record).program_name == "jit_program"
-    header = replace(old.header, cpu_features=foreign)
-    start = pb.PublishStart(lookup_id="x", header=header.encode(), record=record)
-    payload = b"".join(old.payload.chunks())
-    path.unlink()  # this host's own variant is gone, the foreign one stays
-    reply = client.publish(start, [payload], 10)
-    client.close()
-    assert not reply.adopted
-    run()
-    assert compiles == ["jit_program"] * 2
-    run()
-    assert compiles == ["jit_program"] * 2
 
 
 # --- living beside others ------------------------------------------------------------------------
@@ -460,10 +353,12 @@ def test_the_record_beside_an_artifact_makes_its_key(hook: Any, daemon: Any) -> 
     from coldstart.identity.key import KeyRecord, key_of
 
     run()
-    header = artifact.open_file(_only(daemon)).header
+    assert coldstart.flush()
+    (path,) = daemon.artifacts()
+    header = artifact.open_file(path).header
     (file,) = daemon.store.rglob("records/*/*.json")
     record = KeyRecord.from_json(file.read_text())
     assert key_of(record) == header.key == json.loads(file.read_text())["key"]
-    assert hashlib.sha256(
-        b"".join(artifact.open_file(_only(daemon)).payload.chunks())
-    ).hexdigest() == (header.digest)
+    assert hashlib.sha256(b"".join(artifact.open_file(path).payload.chunks())).hexdigest() == (
+        header.digest
+    )
