@@ -219,11 +219,16 @@ def clone(module: Any) -> Any:
         return module.operation.clone()
 
 
+def strip_locations(operation: Any) -> None:
+    """Take debug locations, and nothing else, out of a module, in place. Its context must be entered."""
+    _passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(operation)
+
+
 def stripped_bytecode(module: Any) -> bytes:
     """Bytecode of a clone of `module` without debug locations."""
     with module.context:
         copied = module.operation.clone()
-        _passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(copied.operation)
+        strip_locations(copied.operation)
         out = io.BytesIO()
         copied.operation.write_bytecode(out)
     return out.getvalue()

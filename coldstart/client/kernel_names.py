@@ -14,7 +14,7 @@ import json
 import re
 from typing import Any
 
-from coldstart.client.jax_internals import ir
+from coldstart.client.jax_internals import ir, strip_locations
 from coldstart.client.mosaic import body_context, dictionary, names_of
 
 _NAME = "kernel"
@@ -69,8 +69,6 @@ def _metadata(attribute: Any) -> Any:
 @functools.lru_cache(maxsize=256)
 def _normal_body(body: str, locations: bool, names: bool) -> str:
     """A Mosaic body without locations and names. Raises ValueError where it can't be parsed."""
-    from jaxlib.mlir.passmanager import PassManager
-
     context = body_context()
     with context, ir.Location.unknown():
         try:
@@ -78,7 +76,7 @@ def _normal_body(body: str, locations: bool, names: bool) -> str:
         except ir.MLIRError as exc:
             raise ValueError("not a Mosaic body") from exc
         if locations:
-            PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+            strip_locations(module.operation)
         if names:
             _rename(module)
         out = io.BytesIO()

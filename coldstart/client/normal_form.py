@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coldstart.client import kernel_names, mesh_names, symbol_names
-from coldstart.client.jax_internals import ir
+from coldstart.client.jax_internals import ir, strip_locations
 from coldstart.client.mosaic import dictionary, is_kernel, names_of
 from coldstart.identity import rules
 from coldstart.identity.rules import normal_form as listed
@@ -58,17 +58,17 @@ def normal_form(
     module = clone.operation
     with clone.context, ir.Location.unknown():
         if listed.LOCATIONS.name in on:
-            _strip_locations(module)
+            strip_locations(module)
             notes.append(listed.LOCATIONS.name)
         if listed.MODULE_NAME.name in on and "sym_name" in module.attributes:
             module.attributes["sym_name"] = ir.StringAttr.get("module")
             notes.append(listed.MODULE_NAME.name)
         survey = _survey(module)
         strip_names = listed.KERNEL_NAMES.name in on
-        strip_locations = listed.LOCATIONS.name in on
+        without_locations = listed.LOCATIONS.name in on
         kept = 0
         for op in survey.kernels:
-            kept += not kernel_names.normalise(op, locations=strip_locations, names=strip_names)
+            kept += not kernel_names.normalise(op, locations=without_locations, names=strip_names)
         if survey.kernels and strip_names:
             notes.append(f"{listed.KERNEL_NAMES.name} ({len(survey.kernels) - kept} kernels)")
         drop = _FOR_PEOPLE if listed.RESULT_INFO.name in on else frozenset()
@@ -97,13 +97,6 @@ def normal_form(
         out = io.BytesIO()
         module.write_bytecode(out)
     return out.getvalue(), tuple(notes)
-
-
-def _strip_locations(module: Any) -> None:
-    # The one pass manager use here; MLIR's own pass leaves everything but locations alone.
-    from jaxlib.mlir.passmanager import PassManager
-
-    PassManager.parse("builtin.module(strip-debuginfo)").run(module)
 
 
 def _survey(module: Any) -> Survey:

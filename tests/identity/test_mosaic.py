@@ -147,7 +147,7 @@ def test_a_call_that_is_not_understood_reads_everything(name, text):
 
 @pytest.mark.parametrize("kind", ["side effect", "collective id", "keep-alive"])
 def test_kernels_with_effects_read_everything(kind):
-    module = corpus._kernel_case(1, kind)()
+    module = corpus.kernel_case(1, kind)()
     found = []
     with module.context:
         for op in jax_internals.walk(module):
