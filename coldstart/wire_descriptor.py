@@ -98,6 +98,8 @@ def descriptor_from_pb(
         if len(numbers) > bound:
             raise InvalidDescriptor(f"{len(numbers)} rows of {name} are more than {bound}")
         columns[name] = column(np.fromiter(numbers, dtype=np.int64, count=len(numbers)))
+    if len(message.strings) > limits.attributes:
+        raise InvalidDescriptor(f"{len(message.strings)} strings are more than {limits.attributes}")
     strings = tuple(message.strings)
     fragments = []
     if len(message.inputs.fragments) > len(columns["input_donated"]):

@@ -82,7 +82,7 @@ class Lookup:
         if raw_digest:
             request.raw_digest = raw_digest
         elif descriptor is not None:
-            request.descriptor.CopyFrom(wire_descriptor.descriptor_to_pb(descriptor))
+            request.descriptor = wire_descriptor.descriptor_to_pb(descriptor).SerializeToString()
         else:
             request.record.CopyFrom(wire.record_to_pb(self.identity.record))
         return request

@@ -140,6 +140,13 @@ class GraphDescriptor:
     def attribute_start(self) -> Column:
         return _starts(self.node_attributes)
 
+    @cached_property
+    def uses(self) -> tuple[Column, Column]:
+        """Slots of the flat list of operands, sorted by value, and where each value's begin in that order."""
+        order = np.argsort(self.operands, kind="stable").astype(np.int32)
+        counts = np.bincount(self.operands, minlength=self.values)
+        return order, _starts(column(counts))
+
     @property
     def nodes(self) -> int:
         return len(self.node_op)

@@ -1,22 +1,67 @@
-"""Admin service: the daemon's numbers, translated. No policy."""
+"""Admin service: the daemon's numbers, and what it remembers of programs, translated. No policy."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from coldstart import wire
+from coldstart.errors import InvalidRequest
+from coldstart.identity.nearest import nearest
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc
+from coldstart.server.cache_servicer import rewrite_to_pb
+from coldstart.server.lookups import Lookups
 from coldstart.server.standing import Snapshot, Standing
+from coldstart.store.names import check_key
+
+MAX_DESCRIPTORS_BYTES = 32 << 20  # of one reply
+MAX_NEAREST = 100
 
 
 class AdminServicer(admin_pb2_grpc.AdminServicer):
-    """Stats for the CLI and the dashboard."""
+    """Stats for the CLI and the dashboard; programs for `explain`."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: Standing, lookups: Lookups) -> None:
         self._standing = standing
+        self._lookups = lookups
 
     async def Stats(self, request: admin_pb2.StatsRequest, context: Any) -> admin_pb2.StatsReply:
         return stats_reply(await self._standing.snapshot())
+
+    async def GetDescriptor(
+        self, request: admin_pb2.GetDescriptorRequest, context: Any
+    ) -> admin_pb2.GetDescriptorReply:
+        check_key(request.key)
+        programs = self._lookups.programs.programs(request.key)
+        reply = admin_pb2.GetDescriptorReply(remembered=len(programs))
+        left = MAX_DESCRIPTORS_BYTES
+        for program in programs[: request.limit or None]:
+            left -= len(program.descriptor)
+            if left < 0:
+                break
+            reply.programs.add(
+                raw_digest=program.raw_digest,
+                descriptor=program.descriptor,
+                rewrites=[rewrite_to_pb(rewrite) for rewrite in program.alias.rewrites],
+                abandoned=program.alias.abandoned,
+            )
+        return reply
+
+    async def Nearest(
+        self, request: admin_pb2.NearestRequest, context: Any
+    ) -> admin_pb2.NearestReply:
+        record = await self._lookups.record(request.key)
+        if record is None:
+            raise InvalidRequest(
+                f"{request.key[:16]} has no record here, so there is nothing to compare with"
+            )
+        others = [(k, r) for k, r in self._lookups.programs.records() if k != request.key]
+        limit = min(request.limit or 1, MAX_NEAREST)
+        found = await asyncio.to_thread(nearest, record, others, limit)
+        return admin_pb2.NearestReply(
+            keys=[admin_pb2.NearKey(key=k, record=wire.record_to_pb(r)) for k, r in found],
+            searched=len(others),
+        )
 
 
 def stats_reply(now: Snapshot) -> admin_pb2.StatsReply:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from coldstart.artifact import Header
 from coldstart.outcomes import Reason
@@ -36,13 +36,35 @@ class Rewrite:
     reason: str
 
 
-# Serialized GraphDescriptor, effective mode -> rewrites. The seam where canonicalization is plugged in.
-Canonicalize = Callable[[bytes, Mode], tuple[Rewrite, ...]]
+@dataclass(frozen=True, slots=True)
+class Canonicalized:
+    """What became of one descriptor."""
+
+    rewrites: tuple[Rewrite, ...] = ()
+    kept: bytes = b""  # zlib of the descriptor, to explain it later; empty: too large
+    abandoned: str = ""  # why there is no answer, in words; the program is compiled as it is
 
 
-def no_rewrites(descriptor: bytes, mode: Mode) -> tuple[Rewrite, ...]:
+class Canonicalize(Protocol):
+    """A serialized GraphDescriptor -> its rewrites. The seam where canonicalization is plugged in."""
+
+    async def __call__(self, descriptor: bytes) -> Canonicalized:
+        """Raises InvalidDescriptor."""
+        ...
+
+    def warm(self) -> None:
+        """A descriptor is on its way."""
+        ...
+
+
+class NoRewrites:
     """Every program is compiled as it is."""
-    return ()
+
+    async def __call__(self, descriptor: bytes) -> Canonicalized:
+        return Canonicalized()
+
+    def warm(self) -> None:
+        """Nothing to get ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +97,7 @@ class Leased:
     key: str
     lease_id: str
     seconds: float
-    evicted: bool = False
+    reason: Reason = Reason.COLD  # why it is a miss
 
 
 @dataclass(frozen=True, slots=True)

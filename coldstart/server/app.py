@@ -28,6 +28,7 @@ from coldstart.lease.board import MemoryLeaseBoard
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc, cache_pb2, cache_pb2_grpc
 from coldstart.server.admin_servicer import AdminServicer
 from coldstart.server.cache_servicer import CacheServicer
+from coldstart.server.canonicalizer import Canonicalizer
 from coldstart.server.holdings import Holdings, OperationCounts, Place
 from coldstart.server.interceptors import Edge
 from coldstart.server.logs import say
@@ -90,7 +91,11 @@ class App:
         board = MemoryLeaseBoard()
         self._undo.push_async_callback(board.close)
         self.tally = Tally()
-        self.lookups = Lookups(config, self.holdings, board, self.tally)
+        self.canonicalizer = Canonicalizer()
+        self._undo.push_async_callback(self.canonicalizer.close)
+        self.lookups = Lookups(
+            config, self.holdings, board, self.tally, canonicalize=self.canonicalizer
+        )
         self.calls = CallCounts()
         self.standing = Standing(self.lookups, self.holdings, self.tally, self.calls)
         self._health = HealthServicer()
@@ -141,7 +146,9 @@ class App:
         cache_pb2_grpc.add_CacheServicer_to_server(
             CacheServicer(self.lookups, config, self.holdings), server
         )
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self.standing), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(
+            AdminServicer(self.standing, self.lookups), server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
             (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME), server

@@ -29,8 +29,9 @@ from coldstart.server.answers import (
 from coldstart.server.checks import read_header
 from coldstart.server.holdings import Holdings
 from coldstart.server.lookups import Lookups
-from coldstart.server.publisher import Publication
+from coldstart.server.publisher import Publication, Published
 from coldstart.server.tally import Ending
+from coldstart.server.uploads import Uploads
 
 MAX_TEXT = 256  # of names that people read
 MAX_SECONDS = 1e7  # what a client may claim that something took
@@ -45,6 +46,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._lookups = lookups
         self._config = config
         self._holdings = holdings
+        self._uploads = Uploads(lookups.publish)
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         volume = None
@@ -67,8 +69,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         if asked == "raw_digest":
             return self._reply(await self._lookups.ask_raw(asker, request.raw_digest))
         if asked == "descriptor":
-            descriptor = request.descriptor.SerializeToString(deterministic=True)
-            return self._reply(await self._lookups.ask_descriptor(asker, descriptor))
+            return self._reply(await self._lookups.ask_descriptor(asker, request.descriptor))
         if asked == "record":
             record = wire.record_from_pb(request.record)
             return self._reply(await self._lookups.ask_record(asker, record))
@@ -101,24 +102,14 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         first = await anext(requests, None)
         if first is None or first.WhichOneof("part") != "start":
             raise InvalidRequest("a publish begins with its start, not with data")
-        start = first.start
-        publication = Publication(
-            lookup_id=start.lookup_id,
-            lease_id=start.lease_id,
-            header=read_header(start.header),
-            record=wire.record_from_pb(start.record),
-            planned=start.planned,
-        )
-        published = await self._lookups.publish(publication, _data(requests))
-        return pb.PublishReply(
-            digest=published.digest,
-            adopted=published.adopted,
-            kept_local=(
-                wire.reason_to_pb(published.kept_local)
-                if published.kept_local is not None
-                else pb.REASON_UNSPECIFIED
-            ),
-        )
+        published = await self._lookups.publish(_publication(first.start), _data(requests))
+        return _published(published)
+
+    async def Upload(self, request: pb.UploadRequest, context: Any) -> pb.UploadReply:
+        if request.HasField("start"):
+            self._uploads.begin(request.upload_id, _publication(request.start))
+        published = await self._uploads.feed(request.upload_id, request.data, last=request.last)
+        return pb.UploadReply(published=None if published is None else _published(published))
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewReply:
         return pb.RenewReply(seconds=await self._lookups.renew(request.lease_id))
@@ -194,7 +185,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             return reply
         if isinstance(answer, Rewritten):
             reply.rewrites.SetInParent()
-            reply.rewrites.rewrites.extend(_rewrite(rewrite) for rewrite in answer.rewrites)
+            reply.rewrites.rewrites.extend(rewrite_to_pb(rewrite) for rewrite in answer.rewrites)
             return reply
         reply.key = answer.key
         if isinstance(answer, Hit):
@@ -208,7 +199,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             )
         elif isinstance(answer, Leased):
             reply.lease.CopyFrom(
-                pb.Lease(lease_id=answer.lease_id, seconds=answer.seconds, evicted=answer.evicted)
+                pb.Lease(
+                    lease_id=answer.lease_id,
+                    seconds=answer.seconds,
+                    reason=wire.reason_to_pb(answer.reason),
+                )
             )
         elif isinstance(answer, Waiting):
             reply.wait.CopyFrom(
@@ -225,7 +220,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         return reply
 
 
-def _rewrite(rewrite: Rewrite) -> pb.Rewrite:
+def rewrite_to_pb(rewrite: Rewrite) -> pb.Rewrite:
     return pb.Rewrite(
         rule=rewrite.rule,
         function=rewrite.function,
@@ -270,3 +265,22 @@ def _seconds(name: str, value: float) -> float:
     if not math.isfinite(value) or not 0 <= value <= MAX_SECONDS:
         raise InvalidRequest(f"{name} is not a sensible number of seconds: {value!r}")
     return value
+
+
+def _publication(start: pb.PublishStart) -> Publication:
+    return Publication(
+        lookup_id=start.lookup_id,
+        lease_id=start.lease_id,
+        header=read_header(start.header),
+        record=wire.record_from_pb(start.record),
+        planned=start.planned,
+    )
+
+
+def _published(published: Published) -> pb.PublishReply:
+    kept = published.kept_local
+    return pb.PublishReply(
+        digest=published.digest,
+        adopted=published.adopted,
+        kept_local=pb.REASON_UNSPECIFIED if kept is None else wire.reason_to_pb(kept),
+    )

@@ -20,12 +20,7 @@ from dataclasses import replace
 
 from coldstart.artifact import Artifact, Header
 from coldstart.config import DaemonConfig
-from coldstart.errors import (
-    InvalidRequest,
-    LeaseLost,
-    TierError,
-    TooLarge,
-)
+from coldstart.errors import ArtifactError, InvalidRequest, LeaseLost, TierError, TooLarge
 from coldstart.identity.key import KeyRecord, key_of
 from coldstart.lease.board import Busy, End, LeaseBoard
 from coldstart.outcomes import Outcome, Reason
@@ -37,18 +32,20 @@ from coldstart.server.answers import (
     KeyAnswer,
     Leased,
     NeedDescriptor,
+    NoRewrites,
     Refused,
     Rewritten,
     Waiting,
     least,
-    no_rewrites,
 )
 from coldstart.server.holdings import Holdings
 from coldstart.server.key_memory import KeyMemory
 from coldstart.server.lease_book import LeaseBook
 from coldstart.server.negatives import NegativeEntries
 from coldstart.server.open_lookups import OpenLookup, OpenLookups, check_lookup_id
+from coldstart.server.program_memory import ProgramMemory
 from coldstart.server.publisher import Publication, Published, Publisher, reason_of
+from coldstart.server.reason_sets import HOST_REASONS, NEGATIVE_REASONS, REJECT_REASONS
 from coldstart.server.tally import Ending, Tally
 from coldstart.store.names import check_digest, check_key
 from coldstart.wire import KeyState, Mode
@@ -57,37 +54,9 @@ log = logging.getLogger("coldstart.server")
 
 MAX_REJECTS = 3  # of one digest by one lookup: repaired copies are worth another look, not for ever
 MAX_BATCH = 20_000
-
 WAIT_FACTOR = 1.5  # of the compile seconds that are on record
 LEAST_WAIT_SECONDS = 30.0
 SILENT_LEASES = 4  # lease times without a word, after which a lookup that held one is given up
-
-NEGATIVE_REASONS = frozenset(
-    (Reason.NEGATIVE_COMPILE, Reason.NEGATIVE_OOM, Reason.NEGATIVE_TIMEOUT, Reason.NEGATIVE_CRASH)
-)
-# A reader's own trouble with a sound copy: the copy stays for others, this lookup isn't offered it again.
-HOST_REASONS = frozenset(
-    (
-        Reason.CPU_FEATURES,
-        Reason.CODEC,
-        Reason.FORMAT,
-        Reason.VERSION,
-        Reason.DEVICE_COORDINATES,
-        Reason.TIER_DOWN,
-        Reason.DEADLINE,
-    )
-)
-REJECT_REASONS = HOST_REASONS | frozenset(
-    (
-        Reason.CORRUPT,
-        Reason.IDENTITY_MISMATCH,
-        Reason.SIGNATURE,
-        Reason.KEY_MISMATCH,
-        Reason.TARGET_MISMATCH,
-        Reason.PARTITIONS,
-        Reason.CALLBACKS,
-    )
-)
 
 
 class Lookups:
@@ -100,14 +69,15 @@ class Lookups:
         board: LeaseBoard,
         tally: Tally,
         *,
-        canonicalize: Canonicalize = no_rewrites,
+        canonicalize: Canonicalize | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._holdings = holdings
         self._board = board
         self._tally = tally
-        self._canonicalize = canonicalize
+        self._canonicalize = canonicalize or NoRewrites()
+        self.programs = ProgramMemory()
         self._now = now
         self.mode = Mode(config.mode)
         self._negatives = NegativeEntries(config.negative_seconds, now)
@@ -134,17 +104,30 @@ class Lookups:
     # --- asking --------------------------------------------------------------------------------
 
     async def ask_raw(self, asker: Asker, raw_digest: str) -> Answer:
-        """By raw digest. Aliases are not kept yet, so the answer is always: say more."""
-        if len(raw_digest) != 64 or not set(raw_digest) <= set("0123456789abcdef"):
-            raise InvalidRequest("raw_digest is 64 hex digits")
-        await self._enter(asker)
+        """By raw digest: the rewrites that are remembered, or: say more."""
+        check_digest(raw_digest)
+        lookup = await self._enter(asker)
+        if least(self.mode, asker.mode) is not Mode.CANONICAL:
+            return Rewritten(())  # whatever is remembered: it is an alias of another mode
+        lookup.raw_digest = raw_digest
+        known = self.programs.rewrites(raw_digest)
+        if known is not None:
+            return Rewritten(known)
+        self._canonicalize.warm()
         return NeedDescriptor()
 
     async def ask_descriptor(self, asker: Asker, descriptor: bytes) -> Answer:
         """By descriptor: what may be rewritten before the program is keyed."""
-        await self._enter(asker)
-        mode = least(self.mode, asker.mode)
-        return Rewritten(self._canonicalize(descriptor, mode) if mode is Mode.CANONICAL else ())
+        lookup = await self._enter(asker)
+        if least(self.mode, asker.mode) is not Mode.CANONICAL:
+            return Rewritten(())
+        found = await self._canonicalize(descriptor)
+        self._open.touch(lookup)
+        if lookup.raw_digest:
+            self.programs.remember(lookup.raw_digest, found)
+        if found.abandoned:
+            self._tally.event("not-canonicalized", f"{asker.holder}: {found.abandoned}")
+        return Rewritten(found.rewrites)
 
     async def ask_record(self, asker: Asker, record: KeyRecord) -> Answer:
         """By key record: hit, lease, wait or refused."""
@@ -156,6 +139,7 @@ class Lookups:
                 "a new compile request takes a new lookup id"
             )
         lookup.key = key
+        self.programs.link(lookup.raw_digest, key, record)
         if asker.namespace:
             return Refused(
                 Reason.ROLE,
@@ -328,8 +312,9 @@ class Lookups:
         return KeyAnswer(key, KeyState.ABSENT)
 
     async def record(self, key: str) -> KeyRecord | None:
+        """Of an artifact that is stored, else of a lookup that is remembered."""
         check_key(key)
-        return await self._holdings.record(key)
+        return await self._holdings.record(key) or self.programs.record(key)
 
     # --- deciding ------------------------------------------------------------------------------
 
@@ -381,8 +366,14 @@ class Lookups:
     async def _hit(self, lookup: OpenLookup, header: Header) -> Hit | None:
         self._unpin(lookup, header.digest)
         lookup.pins[header.digest] = self._holdings.pin(header.digest, self._config.pin_seconds)
-        found = await self._holdings.get(lookup.key, header.digest)
-        if found is None:  # went between finding and getting
+        try:
+            found = await self._holdings.get(lookup.key, header.digest)
+        except ArtifactError as exc:  # put aside by now; the next look finds another copy or none
+            log.warning("%s", exc)
+            self._tally.event("quarantined", str(exc))
+            lookup.damage = Reason(exc.reason)
+            found = None
+        if found is None:  # or it went between finding and getting
             self._unpin(lookup, header.digest)
             return None
         self._memory.see(header)
@@ -393,12 +384,18 @@ class Lookups:
         lookup.served[header.digest] = hit
         return hit
 
+    def _why_missing(self, lookup: OpenLookup) -> Reason:
+        if lookup.damage is not None:
+            return lookup.damage
+        seen = self._memory.get(lookup.key) is not None and not lookup.rejected
+        return Reason.EVICTED if seen else Reason.COLD
+
     def _leased(self, lookup: OpenLookup) -> Leased:
         return Leased(
             lookup.key,
             lookup.lease_id,
             self._config.lease_seconds,
-            evicted=self._memory.get(lookup.key) is not None and not lookup.rejected,
+            reason=self._why_missing(lookup),
         )
 
     def _waiting(self, key: str, busy: Busy) -> Waiting:

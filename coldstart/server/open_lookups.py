@@ -22,6 +22,7 @@ class OpenLookup:
 
     asker: Asker
     last_seen: float
+    raw_digest: str = ""  # that it was first asked by, where it was
     key: str = ""
     lease_id: str = ""
     lost: bool = False  # held a lease that expired

@@ -10,8 +10,10 @@ import pytest
 
 from coldstart import artifact
 from coldstart.errors import ArtifactCorrupt
+from coldstart.identity.descriptor import DescriptorBuilder
 from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
+from coldstart.wire_descriptor import descriptor_to_pb
 
 
 def lease_of(reply: pb.LookupReply) -> str:
@@ -43,16 +45,23 @@ def test_raw_digest_needs_the_descriptor_and_the_descriptor_gets_rewrites(
     cache, one = shared_daemon.cache, asking(shared_daemon.cache, new_record)
     request = pb.LookupRequest(lookup_id=one.id, host=one.host, raw_digest="ab" * 32)
     assert cache.Lookup(request, timeout=10).WhichOneof("answer") == "need_descriptor"
-    request = pb.LookupRequest(lookup_id=one.id, host=one.host, descriptor=pb_descriptor())
+    request = pb.LookupRequest(lookup_id=one.id, host=one.host, descriptor=smallest_descriptor())
     reply = cache.Lookup(request, timeout=10)
     assert reply.WhichOneof("answer") == "rewrites" and not reply.rewrites.rewrites
     assert one.lookup().WhichOneof("answer") == "lease"
 
 
-def pb_descriptor():
-    from coldstart.rpc.v1 import descriptor_pb2
-
-    return descriptor_pb2.GraphDescriptor()
+def smallest_descriptor() -> bytes:
+    builder = DescriptorBuilder("test")
+    program, _ = builder.node(builder.string("builtin.module"))
+    top, _ = builder.open_region(program)
+    node, _ = builder.node(builder.string("func.func"))
+    builder.function(node, "main", public=True)
+    body, _ = builder.open_region(node)
+    builder.node(builder.string("func.return"))
+    builder.close_region(body)
+    builder.close_region(top)
+    return descriptor_to_pb(builder.build()).SerializeToString()
 
 
 def test_cold_then_published_then_hit_by_stream(shared_daemon, asking, new_record, made):

@@ -15,7 +15,17 @@ from coldstart.lease.board import MemoryLeaseBoard
 from coldstart.outcomes import Outcome, Reason
 from coldstart.server import lookups as module
 from coldstart.server import negatives, open_lookups
-from coldstart.server.answers import Asker, Hit, Leased, Refused, Rewrite, Rewritten, Waiting
+from coldstart.server.answers import (
+    Asker,
+    Canonicalized,
+    Hit,
+    Leased,
+    NoRewrites,
+    Refused,
+    Rewrite,
+    Rewritten,
+    Waiting,
+)
 from coldstart.server.holdings import Holdings, OperationCounts, Place
 from coldstart.server.lookups import Lookups
 from coldstart.server.publisher import Publication
@@ -231,11 +241,12 @@ async def test_the_canonicalize_seam_is_asked_in_canonical_mode_only(record):
     edit = Rewrite("rule", "main", 3, "start", "0", "nobody reads it")
     seen: list[bytes] = []
 
-    def canonicalize(descriptor: bytes, mode: Mode) -> tuple[Rewrite, ...]:
-        seen.append(descriptor)
-        return (edit,)
+    class Stub(NoRewrites):
+        async def __call__(self, descriptor: bytes) -> Canonicalized:
+            seen.append(descriptor)
+            return Canonicalized((edit,))
 
-    world.lookups._canonicalize = canonicalize
+    world.lookups._canonicalize = Stub()
     answer = await world.lookups.ask_descriptor(world.asker(), b"graph")
     assert answer == Rewritten((edit,)) and seen == [b"graph"]
     exact = await world.lookups.ask_descriptor(world.asker(mode=Mode.EXACT), b"graph")

@@ -15,7 +15,7 @@ import numpy as np
 from coldstart.identity.descriptor import GraphDescriptor
 from coldstart.identity.liveness import Liveness
 from coldstart.identity.rewrite import Rewrite, Rule
-from coldstart.identity.rules.uses import uses_by_value, who_ignores
+from coldstart.identity.rules.uses import uses_of, who_ignores
 
 NAME = "dead-constant-start"
 VERSION = 1
@@ -41,18 +41,18 @@ def find(d: GraphDescriptor, live: Liveness) -> Iterator[Rewrite]:
     }
     definers = sorted({int(d.structure.value_node[v]) for v in starts})
     candidates = [n for n in definers if n >= 0 and d.node_op[n] == constant]
-    uses = uses_by_value(d, [d.results_of(n).start for n in candidates])
     for node in candidates:
         value = d.results_of(node).start
         match = _SCALAR.fullmatch(d.attributes_of(node).get("value", ""))
         if match is None or int(match[1]) == 0 or not live.dead(d.results_of(node)):
             continue
+        uses = uses_of(d, value)
         if all(
             d.node_op[user] == dynamic_slice and operand >= 1 and live.dead(d.results_of(user))
-            for user, operand in uses[value]
+            for user, operand in uses
         ):
             function, ordinal = d.position(node)
-            fragment = d.results_of(uses[value][0][0]).start
+            fragment = d.results_of(uses[0][0]).start
             reason = f"starts a fragment; {who_ignores(d, live, fragment)}"
             yield Rewrite(NAME, function, ordinal, "value", f"dense<0> : {match[2]}", reason)
 

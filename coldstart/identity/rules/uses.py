@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from coldstart.identity.descriptor import GraphDescriptor
@@ -12,21 +10,20 @@ from coldstart.identity.liveness import Kind, Liveness
 _SHOWN = 3  # uses named in a reason
 
 
-def uses_by_value(d: GraphDescriptor, values: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
-    """For each value: (node, operand number) of every use."""
-    wanted = np.asarray(list(values), dtype=np.int64)
-    uses: dict[int, list[tuple[int, int]]] = {int(v): [] for v in wanted}
-    if wanted.size:
-        slots = np.flatnonzero(np.isin(d.operands, wanted))
-        users = np.searchsorted(d.operand_start, slots, side="right") - 1
-        for slot, user in zip(slots.tolist(), users.tolist(), strict=True):
-            uses[int(d.operands[slot])].append((user, slot - int(d.operand_start[user])))
-    return uses
+def uses_of(d: GraphDescriptor, value: int) -> list[tuple[int, int]]:
+    """(node, operand number) of every use of a value."""
+    order, start = d.uses
+    slots = order[start[value] : start[value + 1]]
+    users = np.searchsorted(d.operand_start, slots, side="right") - 1
+    return [
+        (user, slot - int(d.operand_start[user]))
+        for slot, user in zip(slots.tolist(), users.tolist(), strict=True)
+    ]
 
 
 def who_ignores(d: GraphDescriptor, live: Liveness, value: int) -> str:
     """One line: the users of a dead value and why each doesn't read it."""
-    uses = uses_by_value(d, [value])[value]
+    uses = uses_of(d, value)
     if not uses:
         return "nobody uses it"
     words = [_why(d, live, node, operand) for node, operand in uses[:_SHOWN]]

@@ -92,3 +92,55 @@ class Event(_message.Message):
     kind: str
     message: str
     def __init__(self, unix_seconds: _Optional[float] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class GetDescriptorRequest(_message.Message):
+    __slots__ = ("key", "limit")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    limit: int
+    def __init__(self, key: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class GetDescriptorReply(_message.Message):
+    __slots__ = ("programs", "remembered")
+    PROGRAMS_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_FIELD_NUMBER: _ClassVar[int]
+    programs: _containers.RepeatedCompositeFieldContainer[RawProgram]
+    remembered: int
+    def __init__(self, programs: _Optional[_Iterable[_Union[RawProgram, _Mapping]]] = ..., remembered: _Optional[int] = ...) -> None: ...
+
+class RawProgram(_message.Message):
+    __slots__ = ("raw_digest", "descriptor", "rewrites", "abandoned")
+    RAW_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    REWRITES_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    raw_digest: str
+    descriptor: bytes
+    rewrites: _containers.RepeatedCompositeFieldContainer[_cache_pb2.Rewrite]
+    abandoned: str
+    def __init__(self, raw_digest: _Optional[str] = ..., descriptor: _Optional[bytes] = ..., rewrites: _Optional[_Iterable[_Union[_cache_pb2.Rewrite, _Mapping]]] = ..., abandoned: _Optional[str] = ...) -> None: ...
+
+class NearestRequest(_message.Message):
+    __slots__ = ("key", "limit")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    limit: int
+    def __init__(self, key: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class NearestReply(_message.Message):
+    __slots__ = ("keys", "searched")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SEARCHED_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[NearKey]
+    searched: int
+    def __init__(self, keys: _Optional[_Iterable[_Union[NearKey, _Mapping]]] = ..., searched: _Optional[int] = ...) -> None: ...
+
+class NearKey(_message.Message):
+    __slots__ = ("key", "record")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    record: _cache_pb2.KeyRecord
+    def __init__(self, key: _Optional[str] = ..., record: _Optional[_Union[_cache_pb2.KeyRecord, _Mapping]] = ...) -> None: ...

@@ -19,12 +19,34 @@ class AdminStub(object):
                 request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
                 response_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsReply.FromString,
                 )
+        self.GetDescriptor = channel.unary_unary(
+                '/coldstart.rpc.v1.Admin/GetDescriptor',
+                request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.GetDescriptorRequest.SerializeToString,
+                response_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.GetDescriptorReply.FromString,
+                )
+        self.Nearest = channel.unary_unary(
+                '/coldstart.rpc.v1.Admin/Nearest',
+                request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestRequest.SerializeToString,
+                response_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestReply.FromString,
+                )
 
 
 class AdminServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Stats(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDescriptor(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Nearest(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -37,6 +59,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsRequest.FromString,
                     response_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsReply.SerializeToString,
+            ),
+            'GetDescriptor': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDescriptor,
+                    request_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.GetDescriptorRequest.FromString,
+                    response_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.GetDescriptorReply.SerializeToString,
+            ),
+            'Nearest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Nearest,
+                    request_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestRequest.FromString,
+                    response_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -62,5 +94,39 @@ class Admin(object):
         return grpc.experimental.unary_unary(request, target, '/coldstart.rpc.v1.Admin/Stats',
             coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
             coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetDescriptor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/coldstart.rpc.v1.Admin/GetDescriptor',
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.GetDescriptorRequest.SerializeToString,
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.GetDescriptorReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Nearest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/coldstart.rpc.v1.Admin/Nearest',
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestRequest.SerializeToString,
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

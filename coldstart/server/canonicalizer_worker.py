@@ -1,0 +1,85 @@
+"""The process that canonicalizes: reads descriptors on stdin, answers on stdout, holds nothing between jobs.
+
+    python -m coldstart.server.canonicalizer_worker MEMORY_BYTES
+
+What comes in was written by somebody else: everything that can go wrong with it goes wrong here, in a process that
+holds no secrets, may use so much memory and no more, and is killed when it takes too long.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import traceback
+import zlib
+from dataclasses import astuple
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from coldstart.errors import InvalidDescriptor
+from coldstart.identity.canonical import canonicalize
+from coldstart.rpc.v1 import descriptor_pb2
+from coldstart.server.frames import (
+    MAX_DATA_BYTES,
+    MAX_TEXT_BYTES,
+    PEAK_BYTES,
+    read_frame,
+    write_frame,
+)
+from coldstart.wire_descriptor import descriptor_from_pb
+
+MAX_REWRITES = 20_000
+
+
+def canonicalize_bytes(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """A serialized descriptor → the answer and the compressed descriptor. Total: whatever `data` is.
+
+    The answer holds `rewrites`, or `invalid` with what the sender can change, or `failed` with what went wrong here.
+    """
+    try:
+        descriptor = descriptor_from_pb(descriptor_pb2.GraphDescriptor.FromString(data))
+        found = canonicalize(descriptor)
+    except DecodeError:
+        return {"invalid": "the descriptor can't be parsed as a GraphDescriptor"}, b""
+    except InvalidDescriptor as exc:
+        return {"invalid": str(exc)[:1000]}, b""
+    except RecursionError:
+        return {"invalid": "the descriptor nests too deep"}, b""
+    except MemoryError:
+        return {"failed": "it needs more memory than a canonicalization may use"}, b""
+    except Exception as exc:  # the edge: a fault of ours must not look like a dead worker
+        traceback.print_exc(file=sys.stderr)
+        return {"failed": f"{type(exc).__name__}: {exc}"[:1000]}, b""
+    if len(found.rewrites) > MAX_REWRITES:
+        return {
+            "failed": f"{len(found.rewrites)} rewrites are more than the {MAX_REWRITES} that are sent"
+        }, b""
+    kept = zlib.compress(data, 1)
+    answer = {"rewrites": [astuple(rewrite) for rewrite in found.rewrites]}
+    return answer, kept if len(kept) < MAX_DATA_BYTES else b""
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    memory_bytes = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # whatever prints must not end up between frames
+    while True:
+        frame = read_frame(requests)
+        if frame is None:
+            return
+        answer, kept = canonicalize_bytes(frame[1])
+        text = json.dumps(answer).encode()
+        if len(text) > MAX_TEXT_BYTES:
+            text, kept = json.dumps({"failed": "its rewrites are too long to send"}).encode(), b""
+        del frame, answer
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        write_frame(answers, text, peak.to_bytes(PEAK_BYTES, "big") + kept)
+
+
+if __name__ == "__main__":
+    main()

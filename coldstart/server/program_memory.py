@@ -1,0 +1,158 @@
+"""ProgramMemory: what the daemon remembers of programs, so that a known one costs no descriptor, and for `explain`.
+
+    raw digest → rewrites, and the key that the lookup went on to      (an alias)
+    raw digest → the raw descriptor, compressed
+    key        → its record, published or not
+
+Each bounded by count and by bytes, least recently used first; in memory only: after a restart, every program's first
+lookup brings its descriptor again. A wrong memory can cost a miss and nothing worse: clients make the key from the
+module that they rewrote, after they confirmed each edit on it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from coldstart.identity.key import KeyRecord
+from coldstart.server.answers import Canonicalized, Rewrite
+
+MAX_PROGRAMS = 100_000
+ALIAS_BYTES = 64 << 20
+DESCRIPTOR_BYTES = 64 << 20
+RECORD_BYTES = 64 << 20
+OVERHEAD_BYTES = 500  # of an entry, beside its text
+
+T = TypeVar("T")
+
+
+class Bounded(Generic[T]):
+    """By name, least recently used first, no more than so many and so many bytes."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._most, self._limit_bytes = count, size
+        self._entries: OrderedDict[str, tuple[T, int]] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        """Latest first; counts as no use."""
+        return ((name, entry) for name, (entry, _) in reversed(self._entries.items()))
+
+    def get(self, name: str) -> T | None:
+        found = self._entries.get(name)
+        if found is None:
+            return None
+        self._entries.move_to_end(name)
+        return found[0]
+
+    def put(self, name: str, entry: T, size: int) -> list[tuple[str, T]]:
+        """Returns what had to go."""
+        before = self._entries.pop(name, None)
+        self.bytes += size - (before[1] if before is not None else 0)
+        self._entries[name] = (entry, size)
+        gone = []
+        while len(self._entries) > self._most or self.bytes > self._limit_bytes:
+            old, (value, old_size) = self._entries.popitem(last=False)
+            self.bytes -= old_size
+            gone.append((old, value))
+        return gone
+
+
+@dataclass(slots=True)
+class Alias:
+    """What was answered to one raw digest."""
+
+    rewrites: tuple[Rewrite, ...]
+    abandoned: str = ""  # it was not canonicalized, and why: the next who asks may try again
+    key: str = ""  # that it went on to; "": not yet
+
+
+@dataclass(frozen=True, slots=True)
+class RawProgram:
+    """One raw program under a key."""
+
+    raw_digest: str
+    alias: Alias
+    descriptor: bytes  # zlib; b"": not kept
+
+
+class ProgramMemory:
+    """One daemon's memory. On one event loop."""
+
+    def __init__(
+        self,
+        *,
+        most: int = MAX_PROGRAMS,
+        alias_bytes: int = ALIAS_BYTES,
+        descriptor_bytes: int = DESCRIPTOR_BYTES,
+        record_bytes: int = RECORD_BYTES,
+    ) -> None:
+        self._aliases: Bounded[Alias] = Bounded(most, alias_bytes)
+        self._descriptors: Bounded[bytes] = Bounded(most, descriptor_bytes)
+        self._records: Bounded[KeyRecord] = Bounded(most, record_bytes)
+        self._by_key: dict[str, dict[str, None]] = {}  # key → raw digests, oldest first
+
+    def __len__(self) -> int:
+        return len(self._aliases)
+
+    def rewrites(self, raw_digest: str) -> tuple[Rewrite, ...] | None:
+        """What may be rewritten; None: not known."""
+        alias = self._aliases.get(raw_digest)
+        return None if alias is None or alias.abandoned else alias.rewrites
+
+    def remember(self, raw_digest: str, found: Canonicalized) -> None:
+        """What became of its descriptor."""
+        alias = Alias(found.rewrites, found.abandoned)
+        before = self._aliases.get(raw_digest)
+        if before is not None:
+            self._unlink(raw_digest, before)
+        size = OVERHEAD_BYTES + sum(_size(rewrite) for rewrite in found.rewrites)
+        for gone, old in self._aliases.put(raw_digest, alias, size):
+            self._unlink(gone, old)
+        if found.kept:
+            self._descriptors.put(raw_digest, found.kept, len(found.kept) + OVERHEAD_BYTES)
+
+    def link(self, raw_digest: str, key: str, record: KeyRecord) -> None:
+        """The lookup of `raw_digest` ("": asked by none) went on to this key."""
+        size = OVERHEAD_BYTES + sum(
+            len(text) for c in record.components for text in (c.value, c.detail)
+        )
+        self._records.put(key, record, size + sum(map(len, record.notes)))
+        alias = self._aliases.get(raw_digest) if raw_digest else None
+        if alias is not None and alias.key != key:
+            self._unlink(raw_digest, alias)
+            alias.key = key
+            self._by_key.setdefault(key, {})[raw_digest] = None
+
+    def record(self, key: str) -> KeyRecord | None:
+        return self._records.get(key)
+
+    def records(self) -> Iterator[tuple[str, KeyRecord]]:
+        """All of them, latest first."""
+        return iter(self._records)
+
+    def programs(self, key: str) -> list[RawProgram]:
+        """The raw programs that came to this key, latest first."""
+        found = []
+        for raw_digest in reversed(self._by_key.get(key, {})):
+            alias = self._aliases.get(raw_digest)
+            if alias is not None:
+                descriptor = self._descriptors.get(raw_digest) or b""
+                found.append(RawProgram(raw_digest, alias, descriptor))
+        return found
+
+    def _unlink(self, raw_digest: str, alias: Alias) -> None:
+        linked = self._by_key.get(alias.key, {})
+        linked.pop(raw_digest, None)
+        if not linked:
+            self._by_key.pop(alias.key, None)
+
+
+def _size(rewrite: Rewrite) -> int:
+    texts = (rewrite.rule, rewrite.function, rewrite.attribute, rewrite.value, rewrite.reason)
+    return OVERHEAD_BYTES + sum(map(len, texts))
