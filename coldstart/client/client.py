@@ -137,6 +137,18 @@ class CacheClient:
             self._cache.GetRecord, pb.GetRecordRequest(key=key), seconds, pb.GetRecordReply
         )
 
+    def descriptors(
+        self, key: str, limit: int = 0, seconds: float = 10.0
+    ) -> admin_pb2.GetDescriptorReply:
+        """The raw programs that the daemon remembers under a key, latest first."""
+        request = admin_pb2.GetDescriptorRequest(key=key, limit=limit)
+        return self._call(self._admin.GetDescriptor, request, seconds, admin_pb2.GetDescriptorReply)
+
+    def nearest(self, key: str, limit: int = 1, seconds: float = 10.0) -> admin_pb2.NearestReply:
+        """The keys that differ from `key` in the fewest components, of those that the daemon remembers."""
+        request = admin_pb2.NearestRequest(key=key, limit=limit)
+        return self._call(self._admin.Nearest, request, seconds, admin_pb2.NearestReply)
+
     def stats(self, seconds: float = 10.0) -> admin_pb2.StatsReply:
         return self._call(
             self._admin.Stats, admin_pb2.StatsRequest(), seconds, admin_pb2.StatsReply

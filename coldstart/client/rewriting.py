@@ -62,7 +62,14 @@ class Rewriting:
             reply = ask(question(descriptor=descriptor))
         if reply.WhichOneof("answer") != "rewrites" or not reply.rewrites.rewrites:
             return exact
-        rewrites = [wire_descriptor.rewrite_from_pb(r) for r in reply.rewrites.rewrites]
+        # Rules don't see each other's edits, so those of a rule that is off here can simply be left out.
+        rewrites = [
+            wire_descriptor.rewrite_from_pb(r)
+            for r in reply.rewrites.rewrites
+            if r.rule not in self._rules_off
+        ]
+        if not rewrites:
+            return exact
         try:
             return identify(request, rewrites=rewrites, rules_off=self._rules_off)
         except InvalidDescriptor as exc:  # the daemon's memory doesn't fit this module

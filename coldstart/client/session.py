@@ -136,7 +136,9 @@ class Session:
         client = _daemon(self.link.client)
 
         def ask(question: pb.LookupRequest) -> pb.LookupReply:
-            patience = self._lookup_patience()
+            # Whoever asked for a descriptor was alive just now, and may take its time over it.
+            known_alive = question.WhichOneof("asked") == "descriptor"
+            patience = TIER_LOOKUP_SECONDS if known_alive else self._lookup_patience()
             reply: pb.LookupReply = self._foreground(lambda: client.lookup(question, patience))
             return reply
 
