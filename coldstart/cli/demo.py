@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from coldstart.config import parse_host_port
 from coldstart.demo import processes
+from coldstart.demo.interruption import Interruption, interruptible
 from coldstart.demo.participant import BRANCHES, SHAPES, Work
 from coldstart.errors import ColdstartError, ConfigError
 
@@ -67,16 +65,24 @@ def demo(
         raise ConfigError(f"--http={http!r}: {exc}; a value that works: 127.0.0.1:0") from None
     run.check_packages()
     work = Work(participants, pieces, layers, branch)
-    with _ended_by_signals(), ExitStack() as stack:
+    with interruptible() as interruption, ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="coldstart-demo-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         folder = _kept(keep) if keep else scratch / "kept"
         folder.mkdir(parents=True, exist_ok=True)
         # The socket lies in the scratch folder: the path of one can't be long.
         daemon = stack.enter_context(
-            processes.daemon(scratch, folder / "store", f"--http={http}", "--log-level=warning")
+            processes.daemon(
+                scratch,
+                folder / "store",
+                f"--http={http}",
+                "--log-level=warning",
+                interruption=interruption,
+            )
         )
-        result = run.run(work, daemon, folder, at_once=at_once, say=_progress)
+        result = run.run(
+            work, daemon, folder, at_once=at_once, say=_progress, interruption=interruption
+        )
         if as_json:
             numbers = result.to_json(None if leave else daemon)
             click.echo(json.dumps(numbers, indent=2))
@@ -85,7 +91,7 @@ def demo(
 
             table.show(result, Console(highlight=False))
         if not leave:
-            _stay(daemon)
+            _stay(daemon, interruption)
         return 1 if result.wrong else 0
 
 
@@ -100,7 +106,7 @@ def _kept(folder: Path) -> Path:
     return folder
 
 
-def _stay(daemon: processes.Daemon) -> None:
+def _stay(daemon: processes.Daemon, interruption: Interruption) -> None:
     click.echo(
         f"The daemon (pid {daemon.pid}) stays up until Ctrl-C:\n"
         f"  page       http://{daemon.http}\n"
@@ -109,29 +115,8 @@ def _stay(daemon: processes.Daemon) -> None:
         err=True,
     )
     try:
-        daemon.process.wait()
+        daemon.wait(interruption)
     except KeyboardInterrupt:
         click.echo("stopping", err=True)
         return
-    raise ColdstartError(f"the daemon ended by itself, exit {daemon.process.returncode}")
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the command as Ctrl-C does: by an exception, so that all is cleaned up.
-
-    Once one came, further ones are ignored: they would cut the cleaning up short.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    raise ColdstartError(f"the daemon ended by itself, exit {daemon.process.wait()}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.demo import processes
+from coldstart.demo.interruption import Interruption
 from coldstart.demo.participant import Work
 from coldstart.errors import ColdstartError
 
@@ -106,6 +107,7 @@ def start_fleet(
     address: str | None = None,
     at_once: int | None = None,
     seconds: float = 600.0,
+    interruption: Interruption | None = None,
 ) -> Arm:
     """Start every participant in a new process, and wait for all.
 
@@ -116,6 +118,7 @@ def start_fleet(
 
     Raises:
         ColdstartError: a participant failed, or they took longer than `seconds`.
+        KeyboardInterrupt: by `interruption`. Every process is ended in either case.
     """
     if cache == "coldstart" and address is None:
         raise ValueError("the cache coldstart needs an address")
@@ -137,6 +140,7 @@ def start_fleet(
         scratch,
         at_once=at_once or work.participants,
         seconds=seconds,
+        interruption=interruption,
     )
     wall = time.monotonic() - began
     return Arm(name, cache, wall, tuple(said))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from coldstart.demo.interruption import Interruption
 from coldstart.errors import ColdstartError
 
 START_SECONDS = 30.0
@@ -63,7 +65,9 @@ def plain_environment() -> dict[str, str]:
 
 
 @contextmanager
-def daemon(folder: Path, store: Path, *options: str) -> Iterator[Daemon]:
+def daemon(
+    folder: Path, store: Path, *options: str, interruption: Interruption | None = None
+) -> Iterator[Daemon]:
     """A daemon on a socket in `folder` over a disk store; its log is folder/daemon.err."""
     ready = folder / "ready.json"
     address = f"unix://{folder}/coldstart.sock"
@@ -75,6 +79,7 @@ def daemon(folder: Path, store: Path, *options: str) -> Iterator[Daemon]:
         *options,
     ]
     process = start("coldstart.cli.main", arguments, plain_environment(), folder, "daemon")
+    wait = time.sleep if interruption is None else interruption.wait
     try:
         deadline = time.monotonic() + START_SECONDS
         while not ready.exists():
@@ -82,7 +87,7 @@ def daemon(folder: Path, store: Path, *options: str) -> Iterator[Daemon]:
                 raise ColdstartError(f"the daemon did not start: {last_words(folder, 'daemon')}")
             if time.monotonic() > deadline:
                 raise ColdstartError(f"the daemon was not ready within {START_SECONDS:g} s")
-            time.sleep(0.02)  # a file has no event to wait for
+            wait(0.02)  # a file has no event to wait for
         yield Daemon(process, json.loads(ready.read_text()))
     finally:
         end(process)
@@ -101,6 +106,16 @@ class Daemon:
     def address(self) -> str:
         return self.addresses[0]
 
+    def wait(self, interruption: Interruption) -> None:
+        """Until it ends by itself. Raises KeyboardInterrupt."""
+        handle = os.pidfd_open(self.pid)
+        try:
+            readable, _, _ = select.select([handle, interruption.fd], [], [])
+        finally:
+            os.close(handle)
+        if interruption.fd in readable:
+            raise KeyboardInterrupt
+
 
 def run_all(
     module: str,
@@ -110,37 +125,50 @@ def run_all(
     *,
     at_once: int,
     seconds: float,
+    interruption: Interruption | None = None,
 ) -> list[dict[str, Any]]:
     """Run one process per item of `arguments`, at most `at_once` together; their last lines as JSON, in order.
 
     Raises:
         ColdstartError: one failed, or all together took longer than `seconds`; the others are ended first.
+        KeyboardInterrupt: by `interruption`; all are ended first.
     """
     deadline = time.monotonic() + seconds
     waiting = list(enumerate(arguments))
-    with ExitStack() as running, selectors.DefaultSelector() as ended:
-        while waiting or ended.get_map():
-            while waiting and len(ended.get_map()) < at_once:
+    left = 0
+    with ExitStack() as running, selectors.DefaultSelector() as events:
+        if interruption is not None:
+            events.register(interruption.fd, selectors.EVENT_READ)
+        while waiting or left:
+            while waiting and left < at_once:
                 index, line = waiting.pop(0)
                 process = start(module, line, environ, folder, str(index))
                 running.callback(end, process)
                 handle = os.pidfd_open(process.pid)
                 running.callback(os.close, handle)
-                ended.register(handle, selectors.EVENT_READ, (index, process))
-            for key, _ in ended.select(max(0.0, deadline - time.monotonic())):
-                ended.unregister(key.fd)
+                events.register(handle, selectors.EVENT_READ, (index, process))
+                left += 1
+            for key, _ in events.select(max(0.0, deadline - time.monotonic())):
+                if key.data is None:
+                    raise KeyboardInterrupt
+                events.unregister(key.fd)
+                left -= 1
                 index, process = key.data
-                if process.wait() != 0:
-                    how = f"exit {process.returncode}"
-                    if process.returncode < 0:
-                        how = signal.Signals(-process.returncode).name
-                    words = last_words(folder, str(index))
-                    raise ColdstartError(f"process {index} failed ({how}): {words}")
-            if time.monotonic() > deadline and ended.get_map():
+                _check(index, process, folder)
+            if time.monotonic() > deadline and left:
                 raise ColdstartError(
-                    f"{len(ended.get_map())} of {len(arguments)} processes took longer than {seconds:g} s"
+                    f"{left} of {len(arguments)} processes took longer than {seconds:g} s"
                 )
     return [_result(folder / f"{index}.out") for index in range(len(arguments))]
+
+
+def _check(index: int, process: subprocess.Popen[bytes], folder: Path) -> None:
+    if process.wait() == 0:
+        return
+    how = f"exit {process.returncode}"
+    if process.returncode < 0:
+        how = signal.Signals(-process.returncode).name
+    raise ColdstartError(f"process {index} failed ({how}): {last_words(folder, str(index))}")
 
 
 def _result(path: Path) -> dict[str, Any]:

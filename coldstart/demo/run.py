@@ -26,6 +26,7 @@ from typing import Any
 
 from coldstart import __version__
 from coldstart.demo.fleet import Arm, start_fleet, wrong_results
+from coldstart.demo.interruption import Interruption
 from coldstart.demo.participant import Work
 from coldstart.demo.processes import Daemon
 
@@ -75,6 +76,7 @@ def run(
     *,
     at_once: int | None = None,
     say: Callable[[str], None] = lambda line: None,
+    interruption: Interruption | None = None,
 ) -> Result:
     """Run the four arms against a daemon with an empty store; `say` hears how it goes.
 
@@ -95,6 +97,7 @@ def run(
                 stock_folder=stock,
                 address=daemon.address,
                 at_once=at_once,
+                interruption=interruption,
             )
             say(
                 f"{arm.name}: {arm.compiled} compiled, {arm.reused} reused, "
