@@ -115,10 +115,16 @@ def identify(
     )
 
 
-def raw_digest(identity: Identity, rules_off: Iterable[str] = ()) -> str:
-    """What the daemon may remember rewrites under: the exact key, the rules in force and the extractor's version."""
-    text = f"{identity.key} {rules.in_force(rules_off)} {jax_module.EXTRACTOR_VERSION}"
-    return hashlib.sha256(text.encode()).hexdigest()
+def raw_digest(request: CompileRequest, identity: Identity, rules_off: Iterable[str] = ()) -> str:
+    """What the daemon may remember rewrites under: sha256 (hex) of all that they depend on.
+
+    Rewrites name functions and ops by position, so this hashes the caller's module as it is, locations aside: in
+    normal form two modules may be equal whose private functions have other names.
+    """
+    digest = hashlib.sha256(jax_internals.stripped_bytecode(request.computation))
+    rules_on = rules.in_force(rules_off)
+    digest.update(f" {identity.key} {rules_on} {jax_module.EXTRACTOR_VERSION}".encode())
+    return digest.hexdigest()
 
 
 def _in_words(rewrite: Rewrite) -> str:

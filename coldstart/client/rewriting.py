@@ -32,14 +32,14 @@ class Rewriting:
     def __init__(self, rules_off: tuple[str, ...]) -> None:
         self._rules_off = rules_off
         self._lock = threading.Lock()
-        self._off: set[str] = set()  # raw digests
+        self._off: set[str] = set()  # exact keys
 
     def possible(self, identity: Identity, request: CompileRequest, mode: wire.Mode) -> bool:
         """Could any rule find something? Programs of several processes are never rewritten (I9)."""
         return (
             mode is wire.Mode.CANONICAL
             and not identity.multi_process
-            and self._digest(identity) not in self._off
+            and identity.key not in self._off
             and jax_module.may_rewrite(request.computation)
         )
 
@@ -52,7 +52,7 @@ class Rewriting:
     ) -> Identity:
         """The identity to go on with: of the rewritten module, or the exact one where nothing may change."""
         exact = lookup.identity
-        reply = ask(question(raw_digest=self._digest(exact)))
+        reply = ask(question(raw_digest=raw_digest(request, exact, self._rules_off)))
         if reply.WhichOneof("answer") == "need_descriptor":
             try:
                 descriptor = jax_module.describe(request.computation)
@@ -81,7 +81,4 @@ class Rewriting:
         """No rewrites for this program any more: its rewritten module didn't fit or didn't compile."""
         with self._lock:
             if len(self._off) < MAX_REMEMBERED:
-                self._off.add(self._digest(exact))
-
-    def _digest(self, identity: Identity) -> str:
-        return raw_digest(identity, self._rules_off)
+                self._off.add(exact.key)
