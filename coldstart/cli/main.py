@@ -34,6 +34,9 @@ COMMANDS: dict[str, Entry] = {
     ),
     "demo": Entry("coldstart.cli.demo:demo", "Cold-start participants with and without Coldstart."),
     "doctor": Entry("coldstart.cli.doctor:doctor", "Check settings, daemon and the seam in JAX."),
+    "explain": Entry(
+        "coldstart.cli.explain:command", "Say what a key was made of, or why two keys differ."
+    ),
     "lookup": Entry(
         "coldstart.cli.lookup:lookup", "Show whether a key has an artifact, and its record."
     ),

@@ -214,9 +214,30 @@ def uses_pgle(request: CompileRequest) -> bool:
 
 
 def clone(module: Any) -> Any:
-    """A copy of a module in its own context; the caller's module is never edited (H18)."""
+    """A copy of a module in its own context; the caller's module is never edited (H18).
+
+    JAX compiles an `ir.Module` only, and a cloned operation is none: its attributes and contents move into a new one.
+    """
     with module.context:
-        return module.operation.clone()
+        copied = module.operation.clone().operation
+        fresh = ir.Module.create(copied.location)
+        for named in copied.attributes:
+            name = named if isinstance(named, str) else named.name
+            fresh.operation.attributes[name] = copied.attributes[name]
+        for op in list(copied.regions[0].blocks[0].operations):
+            fresh.body.append(op)
+        return fresh
+
+
+def parse_module(text: str) -> Any:
+    """A module from its text, in a context that knows JAX's dialects. Raises ValueError."""
+    from jax._src.interpreters import mlir  # loaded by JAX anyway, once something is lowered
+
+    with mlir.make_ir_context():
+        try:
+            return ir.Module.parse(text)
+        except ir.MLIRError as exc:
+            raise ValueError(" ".join(str(exc).split())[:300]) from exc
 
 
 def strip_locations(operation: Any) -> None:

@@ -26,13 +26,13 @@ def who_ignores(d: GraphDescriptor, live: Liveness, value: int) -> str:
     uses = uses_of(d, value)
     if not uses:
         return "nobody uses it"
-    words = [_why(d, live, node, operand) for node, operand in uses[:_SHOWN]]
+    words = [why_ignored(d, live, node, operand) for node, operand in uses[:_SHOWN]]
     if len(uses) > _SHOWN:
         words.append(f"and {len(uses) - _SHOWN} more")
     return "; ".join(words)
 
 
-def _why(d: GraphDescriptor, live: Liveness, node: int, operand: int) -> str:
+def why_ignored(d: GraphDescriptor, live: Liveness, node: int, operand: int) -> str:
     name, kind = d.op(node), live.kinds[node]
     if kind is Kind.KERNEL:
         row = int(np.searchsorted(d.read_operand, d.operand_start[node] + operand))

@@ -1,0 +1,251 @@
+"""Where two programs differ: node by node, attribute by attribute, both values, and what becomes of each difference.
+
+Functions are matched by name (private ones that are left over, in order), ops by their place. Where two functions hold
+other ops from some place on, that place is named and what follows is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+
+from coldstart.identity.descriptor import GraphDescriptor
+from coldstart.identity.explain import Program, kernel_name, who_reads
+from coldstart.identity.rewrite import Rewrite
+
+ABSENT = "(none)"
+# Normal form is made of the module, not of the descriptor: which of these it takes away is not known here.
+_MAY_GO = {
+    "sym_name": "symbol-names",
+    "callee": "symbol-names",
+    "kernel_name": "kernel-names",
+    "backend_config": "kernel-names",
+    "arg_attrs": "result-info",
+    "res_attrs": "result-info",
+}
+MAX_USES = 4  # named in a reason
+MAX_DIFFERENCES = 10_000  # collected; more are counted as this many
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One fact that two programs state differently."""
+
+    function: str
+    op: int  # ordinal in the function; -1: the function itself
+    name: str  # of the op
+    kernel: str  # of an opaque kernel: what it is called
+    what: str  # attribute NAME, operands, types, shardings, regions, read set, op, function, inputs, fragment, header
+    left: str
+    right: str
+    rule: str  # that makes both sides equal; "": it stays
+    why: str  # the rule's reason, or why it stays
+
+
+def differences(left: Program, right: Program) -> list[Difference]:
+    """All of them, in the order of the left program; empty for equal descriptors."""
+    found: list[Difference] = []
+    for difference in _differences(left, right):
+        found.append(difference)
+        if len(found) == MAX_DIFFERENCES:
+            break
+    return found
+
+
+def _differences(left: Program, right: Program) -> Iterator[Difference]:
+    l, r = left.descriptor, right.descriptor  # noqa: E741
+    for name in ("framework", "final", "version"):
+        one, other = str(getattr(l, name)), str(getattr(r, name))
+        if one != other:
+            yield Difference("", -1, "program", "", f"header {name}", one, other, "", "")
+    for a, b in _functions(l, r):
+        if a is None or b is None:
+            d, f = (l, a) if a is not None else (r, b)
+            assert f is not None
+            name = d.strings[d.function_name[f]]
+            here, there = f"@{name}", ABSENT
+            if a is None:
+                here, there = there, here
+            yield Difference(name, -1, "func.func", "", "function", here, there, "", "")
+        else:
+            yield from _in_function(left, right, a, b)
+    yield from _inputs(left, right)
+
+
+def _functions(l: GraphDescriptor, r: GraphDescriptor) -> list[tuple[int | None, int | None]]:  # noqa: E741
+    names_l = [l.strings[i] for i in l.function_name]
+    names_r = [r.strings[i] for i in r.function_name]
+    at = {name: i for i, name in enumerate(names_r)}
+    pairs: list[tuple[int | None, int | None]] = []
+    left_over: list[int] = []
+    for i, name in enumerate(names_l):
+        if name in at:
+            pairs.append((i, at.pop(name)))
+        else:
+            left_over.append(i)
+    pairs.extend(zip_longest(left_over, at.values()))
+    return sorted(pairs, key=lambda p: (p[0] is None, p[0] or 0))
+
+
+def _in_function(left: Program, right: Program, f: int, g: int) -> Iterator[Difference]:
+    l, r = left.descriptor, right.descriptor  # noqa: E741
+    a0, b0 = int(l.function_node[f]), int(r.function_node[g])
+    a1, b1 = int(l.structure.subtree_end[a0]), int(r.structure.subtree_end[b0])
+    base_l, base_r = _base(l, a0), _base(r, b0)
+    function = l.strings[l.function_name[f]]
+    for k in range(max(a1 - a0, b1 - b0)):
+        a, b = a0 + k, b0 + k
+        if a >= a1 or b >= b1 or l.op(a) != r.op(b):
+            one = l.op(a) if a < a1 else ABSENT
+            other = r.op(b) if b < b1 else ABSENT
+            rest = f"what follows is not compared ({a1 - a0} against {b1 - b0} ops)"
+            yield Difference(function, k - 1, one, "", "op", one, other, "", rest)
+            return
+        for what, one, other in _facts(l, r, a, b, base_l, base_r):
+            yield _judged(left, right, function, k - 1, a, b, what, one, other)
+
+
+def _base(d: GraphDescriptor, node: int) -> int:
+    """A function's first value: its values have numbers of their own, in order."""
+    return int(d.region_first_argument[d.structure.first_region[node]])
+
+
+def _facts(
+    l: GraphDescriptor,  # noqa: E741
+    r: GraphDescriptor,
+    a: int,
+    b: int,
+    base_l: int,
+    base_r: int,
+) -> Iterator[tuple[str, str, str]]:
+    """(what, left, right) wherever two nodes that are called the same differ."""
+    one, other = l.attributes_of(a), r.attributes_of(b)
+    if one != other:
+        for name in sorted(one.keys() | other.keys()):
+            x, y = one.get(name, ABSENT), other.get(name, ABSENT)
+            if x != y:
+                yield f"attribute {name}", x, y
+    used_l = [v - base_l for v in l.operands_of(a)]
+    used_r = [v - base_r for v in r.operands_of(b)]
+    if used_l != used_r:
+        yield "operands", str(used_l), str(used_r)
+    for what, column_l, column_r in (
+        ("types", l.value_type, r.value_type),
+        ("shardings", l.value_sharding, r.value_sharding),
+    ):
+        texts_l = [l.strings[column_l[v]] for v in _defined(l, a)]
+        texts_r = [r.strings[column_r[v]] for v in _defined(r, b)]
+        if texts_l != texts_r:
+            yield what, ", ".join(texts_l), ", ".join(texts_r)
+    if l.node_effect[a] != r.node_effect[b]:
+        yield "effect", str(int(l.node_effect[a])), str(int(r.node_effect[b]))
+    if _shape(l, a) != _shape(r, b):
+        yield "regions", str(_shape(l, a)), str(_shape(r, b))
+    if len(l.read_operand) or len(r.read_operand):
+        reads_l, reads_r = _reads(l, a), _reads(r, b)
+        if reads_l != reads_r:
+            yield "read set", str(reads_l), str(reads_r)
+
+
+def _defined(d: GraphDescriptor, node: int) -> list[int]:
+    """Results, and the arguments of its regions."""
+    values = list(d.results_of(node))
+    first = int(d.structure.first_region[node])
+    if first >= 0:
+        for region in np.flatnonzero(d.region_owner == node).tolist():
+            begin = int(d.region_first_argument[region])
+            values += range(begin, begin + int(d.region_arguments[region]))
+    return values
+
+
+def _shape(d: GraphDescriptor, node: int) -> list[int]:
+    """How many nodes each of its regions holds."""
+    if d.structure.first_region[node] < 0:
+        return []
+    owned = np.flatnonzero(d.region_owner == node)
+    return (d.region_end_node[owned] - d.region_first_node[owned]).tolist()  # type: ignore[no-any-return]
+
+
+def _reads(d: GraphDescriptor, node: int) -> list[int]:
+    begin, end = np.searchsorted(d.read_operand, d.operand_start[node : node + 2])
+    return d.read_state[begin:end].tolist()  # type: ignore[no-any-return]
+
+
+def _judged(
+    left: Program,
+    right: Program,
+    function: str,
+    op: int,
+    a: int,
+    b: int,
+    what: str,
+    one: str,
+    other: str,
+) -> Difference:
+    """A difference, with the rule that takes it away or why it stays."""
+    l, r = left.descriptor, right.descriptor  # noqa: E741
+    rule = why = ""
+    if what.startswith("attribute "):
+        attribute = what.removeprefix("attribute ")
+        edit_l = left.rewrites.get((function, op, attribute))
+        edit_r = right.rewrites.get((r.position(b)[0], op, attribute))
+        edit = edit_l or edit_r
+        after_l = edit_l.value if edit_l is not None else one
+        after_r = edit_r.value if edit_r is not None else other
+        if edit is not None and after_l == after_r:
+            rule = edit.rule
+            edited = left if edit_l is not None else right
+            why = _why_it_goes(edited, edit) or edit.reason
+        elif attribute in _MAY_GO:
+            why = f"unless the rule {_MAY_GO[attribute]} leaves it out of the hash"
+        elif len(l.results_of(a)):
+            why = _why_it_stays(left, a) or _why_it_stays(right, b)
+            why = why or "its result is dead, but no rule covers this attribute"
+    return Difference(function, op, l.op(a), kernel_name(l, a), what, one, other, rule, why)
+
+
+def _why_it_goes(p: Program, rewrite: Rewrite) -> str:
+    """The users of the dead value, each with why it doesn't read it."""
+    for edit in p.edits:
+        if (edit.function, edit.op, edit.attribute) == (
+            rewrite.function,
+            rewrite.op,
+            rewrite.attribute,
+        ):
+            return "; ".join(
+                f"op {use.op}{f' {use.kernel}' if use.kernel else ''}: {use.why}"
+                for use in edit.uses[:MAX_USES]
+            )
+    return ""
+
+
+def _why_it_stays(p: Program, node: int) -> str:
+    if p.live.dead(p.descriptor.results_of(node)):
+        return ""
+    return who_reads(p, node) or "its result reaches an output or an effect"
+
+
+def _inputs(left: Program, right: Program) -> Iterator[Difference]:
+    l, r = left.descriptor, right.descriptor  # noqa: E741
+    function = l.strings[l.function_name[l.entry]]
+    for name in ("input_alias_output", "input_donated"):
+        a, b = getattr(l, name).tolist(), getattr(r, name).tolist()
+        if a != b:
+            yield Difference(function, -1, "func.func", "", name, str(a), str(b), "", "")
+    at_l = {fragment.input: fragment for fragment in l.fragments}
+    at_r = {fragment.input: fragment for fragment in r.fragments}
+    for index in sorted(at_l.keys() | at_r.keys()):
+        a, b = at_l.get(index), at_r.get(index)
+        if a == b:
+            continue
+        edit = left.rewrites.get((function, index, "fragment.offset")) or right.rewrites.get(
+            (r.strings[r.function_name[r.entry]], index, "fragment.offset")
+        )
+        same = a is not None and b is not None and a.buffer == b.buffer
+        same = same and (a.sizes, a.strides) == (b.sizes, b.strides)  # type: ignore[union-attr]
+        rule, why = (edit.rule, edit.reason) if edit is not None and same else ("", "")
+        one, other = (ABSENT if f is None else str(f) for f in (a, b))
+        yield Difference(function, index, "input", "", "fragment", one, other, rule, why)
