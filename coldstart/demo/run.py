@@ -7,7 +7,8 @@ daemon on an empty disk. Nothing is counted by either cache: compiles are counte
 results are compared bit for bit. JSON, as `to_json` makes it (fields are added, never renamed;
 tests/demo/golden/demo.json holds names and types):
 
-    arms[].compiled, reused     programs over all participants; compiled + reused = participants x programs
+    arms[].compiled, reused     calls of the compiler, and programs that a participant got without one; where no compile
+                                fails, together participants x programs
     arms[].compile_seconds      wall clock inside the compiler, summed over the participants
     arms[].seconds              by phase, summed over the participants; cpu is processor time of the processes
     arms[].lookups              Coldstart's own count, by outcome and reason; warnings: what its client warned of

@@ -107,7 +107,7 @@ def test_two_participants_under_both_caches_then_a_daemon_that_stays(
     assert not decode["own_fragment"]
     assert decode["compiled"] == 1, arms["coldstart-cold"]["lookups"]
     assert attention["own_fragment"]
-    assert 1 <= attention["compiled"] <= 2
+    assert attention["compiled"] == 1  # nobody reads the fragments that the two differ in
     assert arms["stock-warm"]["compiled"] == arms["coldstart-warm"]["compiled"] == 0
     assert arms["coldstart-warm"]["lookups"] == {"hit ok": 4}
     assert data["wrong"] == 0
