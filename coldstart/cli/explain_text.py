@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Iterator
 from itertools import groupby
@@ -186,7 +185,9 @@ def _short(text: str) -> str:
 
 def _near_the_difference(left: str, right: str) -> tuple[str, str]:
     """Two values, shortened so that where they begin to differ is seen."""
-    begin = max(0, len(os.path.commonprefix((left, right))) - LONG // 4)
+    pairs = enumerate(zip(left, right, strict=False))
+    first = next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))
+    begin = max(0, first - LONG // 4)
     if max(len(left), len(right)) <= LONG or not begin:
         return _short(left), _short(right)
     return f"... {_short(left[begin:])}", f"... {_short(right[begin:])}"

@@ -107,6 +107,9 @@ class Canonicalizer:
 
     async def _turn(self, size: int) -> bool:
         """Wait until a worker may be used; False: too many wait, or for too long."""
+        if not self._turns.locked():
+            await self._turns.acquire()
+            return True
         if self._waiting >= MAX_WAITING or self._waiting_bytes + size > MAX_WAITING_BYTES:
             return False
         self._waiting += 1
