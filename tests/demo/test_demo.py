@@ -46,9 +46,8 @@ def start(scratch: Path) -> Iterator[Start]:
 
     yield demo
     for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        process.terminate()  # not killed: then its daemon would stay
+        process.communicate(timeout=30)
 
 
 def shape_of(value: Any, golden: Any) -> Any:
