@@ -1,0 +1,237 @@
+"""Explaining: what was stripped and why, what reads a value, and where two programs differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coldstart.errors import InvalidDescriptor
+from coldstart.identity import account, rules
+from coldstart.identity.descriptor import DescriptorBuilder, Fragment, GraphDescriptor, Read
+from coldstart.identity.difference import differences
+from coldstart.identity.explain import node_at, off_by, program, who_reads
+from coldstart.identity.key import COMPONENTS, Component, KeyRecord
+from coldstart.identity.nearest import nearest
+
+T = "tensor<8x256xf32>"
+RULE = "unread-fragment-offset"
+
+
+def layer(
+    rank: int = 1,
+    *,
+    read: bool = False,
+    op: str = "stablehlo.tanh",
+    kind: str = T,
+    other: str = "helper",
+    fragment: int = 0,
+    chained: bool = False,
+) -> GraphDescriptor:
+    """A slice, a kernel that reads it or doesn't, and a call of another function."""
+    b = DescriptorBuilder("test", "p")
+    s = b.string
+    top_node, _ = b.node(s("builtin.module"))
+    top, _ = b.open_region(top_node)
+    main, _ = b.node(s("func.func"), attributes=[(s("sym_name"), s('"main"'))])
+    b.function(main, "main", public=True)
+    body, q = b.open_region(main, [s(T), s(T)])
+    b.input()
+    b.input()
+    if fragment:
+        b.fragment(Fragment(0, "buffer", fragment, (8, 256), (256, 1)))
+    begin = f"array<i64: {rank * 8}, 0>"
+    limits = f"array<i64: {rank * 8 + 8}, 256>"
+    _, cut = b.node(
+        s("stablehlo.slice"),
+        [q],
+        [s(T)],
+        [(s("limit_indices"), s(limits)), (s("start_indices"), s(begin))],
+    )
+    fed = b.node(s("stablehlo.negate"), [cut], [s(T)])[1] if chained else cut
+    kernel, x = b.node(
+        s("stablehlo.custom_call"), [fed, q + 1], [s(T)], [(s("kernel_name"), s('"mla"'))]
+    )
+    b.read(kernel, 0, Read.READ if read else Read.UNREAD, "3 uses" if read else "no use")
+    b.read(kernel, 1, Read.READ, "used")
+    _, y = b.node(s(op), [x], [s(kind)])
+    call, z = b.node(s("func.call"), [y], [s(kind)], [(s("callee"), s(f"@{other}"))])
+    b.node(s("func.return"), [z])
+    b.close_region(body)
+    private, _ = b.node(s("func.func"), attributes=[(s("sym_name"), s(f'"{other}"'))])
+    b.call(call, b.function(private, other, public=False))
+    inner, a = b.open_region(private, [s(kind)])
+    b.node(s("func.return"), [a])
+    b.close_region(inner)
+    b.close_region(top)
+    return b.build()
+
+
+def test_an_edit_names_rule_values_and_the_operand_that_is_never_read():
+    (start, limit) = program(layer(3)).edits
+    assert (start.rule, start.function, start.op, start.name) == (
+        RULE,
+        "main",
+        0,
+        "stablehlo.slice",
+    )
+    assert (start.attribute, start.before, start.after) == (
+        "start_indices",
+        "array<i64: 24, 0>",
+        "array<i64: 0, 0>",
+    )
+    assert limit.before == "array<i64: 32, 256>"
+    (use,) = start.uses
+    assert (use.op, use.kernel, use.operand) == (1, "mla", 0)
+    assert use.why == "stablehlo.custom_call never reads operand 0 (no use)"
+
+
+def test_every_kernel_operand_says_why_it_counts_as_read():
+    (kernel,) = program(layer(read=True)).kernels
+    assert (kernel.function, kernel.op, kernel.kernel) == ("main", 1, "mla")
+    assert [(o.state, o.why) for o in kernel.operands] == [("read", "3 uses"), ("read", "used")]
+    assert program(layer()).kernels[0].operands[0].state == "unread"
+
+
+def test_a_rule_that_is_off_strips_nothing():
+    assert program(layer(), [RULE]).edits == ()
+
+
+def test_an_input_fragment_is_explained_too():
+    (edit,) = [e for e in program(layer(0, fragment=2048)).edits if e.name == "input"]
+    assert (edit.before, edit.after, edit.op) == ("2048", "0", 0)
+
+
+def test_rules_that_were_off_are_read_from_a_record():
+    ours = rules.in_force(["mesh-axes", RULE])
+    assert off_by(ours) == ({"mesh-axes", RULE}, ())
+    assert off_by(f"{rules.in_force()} tomorrow@1") == (frozenset(), ("tomorrow@1",))
+    assert off_by("") == (frozenset(), ())
+    assert "mesh-axes" in off_by(rules.in_force().replace("mesh-axes@1", "mesh-axes@9"))[0]
+
+
+@pytest.mark.parametrize(("function", "op"), [("nobody", 0), ("main", 99), ("main", -1)])
+def test_a_position_that_is_not_there(function: str, op: int):
+    with pytest.raises(InvalidDescriptor):
+        node_at(layer(), function, op)
+
+
+# --- two programs --------------------------------------------------------------------------------
+
+
+def between(left: GraphDescriptor, right: GraphDescriptor, off: tuple[str, ...] = ()) -> list[Any]:
+    return differences(program(left, off), program(right, off))
+
+
+def test_equal_programs_differ_in_nothing():
+    assert between(layer(), layer()) == []
+
+
+def test_two_participants_differ_in_offsets_that_a_rule_strips():
+    limit, start = between(layer(1), layer(5))
+    assert (start.function, start.op, start.name) == ("main", 0, "stablehlo.slice")
+    assert (start.what, start.left, start.right) == (
+        "attribute start_indices",
+        "array<i64: 8, 0>",
+        "array<i64: 40, 0>",
+    )
+    assert start.rule == limit.rule == RULE
+    assert start.why == "op 1 mla: stablehlo.custom_call never reads operand 0 (no use)"
+
+
+def test_one_of_them_may_have_had_nothing_to_strip():
+    assert [d.rule for d in between(layer(0), layer(5))] == [RULE, RULE]
+
+
+def test_what_stays_names_its_reader():
+    for left, right in ((layer(1, read=True), layer(5, read=True)),):
+        assert {(d.rule, d.why) for d in between(left, right)} == {
+            ("", "stablehlo.custom_call mla (op 1) reads operand 0 (3 uses)")
+        }
+    chained = between(layer(1, read=True, chained=True), layer(5, read=True, chained=True))
+    assert chained[0].why.endswith("reads operand 0 (3 uses), through stablehlo.negate")
+
+
+def test_a_rule_that_is_off_leaves_the_difference():
+    why = {d.why for d in between(layer(1), layer(5), (RULE,))}
+    assert why == {"its result is dead, but no rule covers this attribute"}
+
+
+def test_types_ops_functions_and_fragments():
+    assert {d.what for d in between(layer(), layer(kind="tensor<8x256xbf16>"))} == {"types"}
+    (op,) = between(layer(), layer(op="stablehlo.sine"))
+    assert (op.what, op.left, op.right) == ("op", "stablehlo.tanh", "stablehlo.sine")
+    assert "not compared" in op.why
+    renamed = between(layer(), layer(other="assistant"))
+    assert {(d.what, d.why) for d in renamed} == {
+        ("attribute callee", "unless the rule symbol-names leaves it out of the hash"),
+        ("attribute sym_name", "unless the rule symbol-names leaves it out of the hash"),
+    }
+    (fragment,) = between(layer(0, fragment=1), layer(0, fragment=2))
+    assert (fragment.what, fragment.rule) == ("fragment", RULE)
+    assert [d.what for d in between(layer(0), layer(0, fragment=2))] == ["fragment"]
+    (reads,) = [d for d in between(layer(0), layer(0, read=True)) if d.what == "read set"]
+    assert (reads.kernel, reads.left, reads.right) == ("mla", "[2, 1]", "[1, 1]")
+
+
+def test_a_dead_value_has_no_reader():
+    p = program(layer())
+    assert who_reads(p, node_at(p.descriptor, "main", 0)) == ""
+    assert "func.return" in who_reads(p, node_at(p.descriptor, "main", 3))
+
+
+# --- accounts ------------------------------------------------------------------------------------
+
+
+def record(name: str = "p", **changed: str) -> KeyRecord:
+    target = '{"compiler": "1", "devices": [[0, 0, 0]], "platform": "tpu"}'
+    values = {"program": "ab", "options": "o", "target": target, "flags": "--a=1", "callbacks": "0"}
+    values |= changed
+    return KeyRecord(tuple(Component(c, values[c]) for c in COMPONENTS), name)
+
+
+def compared(left: KeyRecord, right: KeyRecord, difference: Any = None) -> dict[str, Any]:
+    sides = (account.side_account(f"key {i}", record=r) for i, r in enumerate((left, right)))
+    return account.account(*sides, difference)
+
+
+def test_components_are_compared_down_to_their_parts():
+    other = record().components[2].value.replace('"1"', '"2"')
+    found = compared(record(), record(target=other, flags="--a=2 --b"))
+    assert found["same"] is False and found["first"] == "target"
+    target, flags = found["components"]
+    assert target["parts"] == [{"path": "compiler", "left": '"1"', "right": '"2"'}]
+    assert [p["path"] for p in flags["parts"]] == ["--a", "--a", "--b"]
+    order = compared(record(flags="--a --b"), record(flags="--b --a"))["components"][0]
+    assert [p["path"] for p in order["parts"]] == ["order"]
+    assert compared(record(), record("another name"))["same"] is True
+
+
+def test_other_chips_are_named_device_coordinates():
+    other = record().components[2].value.replace("0, 0]", "0, 1]")
+    assert compared(record(), record(target=other))["notes"][0].startswith("device-coordinates")
+
+
+def test_notes_say_what_can_not_be_seen():
+    apart = (record(), record(program="cd"))
+    assert "no descriptor is remembered" in compared(*apart)["notes"][0]
+    nothing = account.difference_account(program(layer()), program(layer()), 5)
+    assert compared(*apart, nothing)["notes"] == [account.BLIND_SPOT]
+    stripped = account.difference_account(program(layer(1)), program(layer(2)), 1)
+    assert compared(*apart, stripped)["notes"] == [account.NOT_REWRITTEN]
+    assert (stripped["count"], stripped["stripped"], len(stripped["shown"])) == (2, 2, 1)
+
+
+def test_the_nearest_key_differs_in_least():
+    others = [
+        ("far", record(options="x", flags="y")),
+        ("other program", record("q", program="z")),
+        ("same program", record(program="z")),
+        ("target", record(target="t")),
+    ]
+    assert [k for k, _ in nearest(record(), others, 9)] == [
+        "same program",
+        "target",
+        "other program",
+        "far",
+    ]
