@@ -158,7 +158,16 @@ CATALOGUE: tuple[Metric, ...] = (
         "counter",
         ("kind",),
         "Things an operator should know of; `coldstart stats` shows the latest in words.",
-        tuple((kind,) for kind in ("replaced", "quarantined", "lease-expired", "lease-lost")),
+        tuple(
+            (kind,)
+            for kind in (
+                "replaced",
+                "quarantined",
+                "lease-expired",
+                "lease-lost",
+                "not-canonicalized",
+            )
+        ),
     ),
     Metric(
         "coldstart_tier_operations_total",

@@ -20,7 +20,7 @@ class Event:
     """Something that an operator should know."""
 
     unix_seconds: float
-    kind: str  # a reason or one of: replaced, evicted, quarantined, lease-expired
+    kind: str  # a reason or one of: replaced, evicted, quarantined, lease-expired, not-canonicalized
     message: str
 
 
