@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from coldstart.errors import InvalidDescriptor
 from coldstart.identity.descriptor import (
@@ -77,6 +78,15 @@ def descriptor_to_pb(d: GraphDescriptor) -> descriptor_pb2.GraphDescriptor:
         target = getattr(message, outer)
         (getattr(target, inner) if inner else target).extend(getattr(d, name).tolist())
     return message
+
+
+def descriptor_from_bytes(data: bytes, limits: Limits = LIMITS) -> GraphDescriptor:
+    """A serialized message's descriptor. Raises InvalidDescriptor."""
+    try:
+        message = descriptor_pb2.GraphDescriptor.FromString(data)
+    except DecodeError as exc:
+        raise InvalidDescriptor("it can't be parsed as a GraphDescriptor") from exc
+    return descriptor_from_pb(message, limits)
 
 
 def descriptor_from_pb(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from google.protobuf.message import DecodeError
 
 from coldstart import wire, wire_descriptor
 from coldstart.cli import explain_text, reach
@@ -18,7 +17,7 @@ from coldstart.config import client_settings
 from coldstart.errors import InvalidRequest
 from coldstart.identity import account, explain, rules
 from coldstart.identity.key import KeyRecord, is_key
-from coldstart.rpc.v1 import admin_pb2, descriptor_pb2
+from coldstart.rpc.v1 import admin_pb2
 
 MAX_DESCRIPTOR_BYTES = 512 << 20  # decompressed; the daemon takes no more than a tenth of it
 SHOWN = 20
@@ -140,8 +139,8 @@ def _descriptor(kept: bytes) -> Any:
     """Of somebody else's making, by way of the daemon: checked as when it came."""
     try:
         data = zlib.decompressobj().decompress(kept, MAX_DESCRIPTOR_BYTES)
-        return wire_descriptor.descriptor_from_pb(descriptor_pb2.GraphDescriptor.FromString(data))
-    except (zlib.error, DecodeError) as exc:
+        return wire_descriptor.descriptor_from_bytes(data)
+    except zlib.error as exc:
         raise InvalidRequest(
             "the daemon's descriptor can't be read; is it of another version?"
         ) from exc

@@ -16,11 +16,8 @@ import zlib
 from dataclasses import astuple
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from coldstart.errors import InvalidDescriptor
 from coldstart.identity.canonical import canonicalize
-from coldstart.rpc.v1 import descriptor_pb2
 from coldstart.server.frames import (
     MAX_DATA_BYTES,
     MAX_TEXT_BYTES,
@@ -28,7 +25,7 @@ from coldstart.server.frames import (
     read_frame,
     write_frame,
 )
-from coldstart.wire_descriptor import descriptor_from_pb
+from coldstart.wire_descriptor import descriptor_from_bytes
 
 MAX_REWRITES = 20_000
 
@@ -39,10 +36,7 @@ def canonicalize_bytes(data: bytes) -> tuple[dict[str, Any], bytes]:
     The answer holds `rewrites`, or `invalid` with what the sender can change, or `failed` with what went wrong here.
     """
     try:
-        descriptor = descriptor_from_pb(descriptor_pb2.GraphDescriptor.FromString(data))
-        found = canonicalize(descriptor)
-    except DecodeError:
-        return {"invalid": "the descriptor can't be parsed as a GraphDescriptor"}, b""
+        found = canonicalize(descriptor_from_bytes(data))
     except InvalidDescriptor as exc:
         return {"invalid": str(exc)[:1000]}, b""
     except RecursionError:
