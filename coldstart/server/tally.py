@@ -20,7 +20,8 @@ class Event:
     """Something that an operator should know."""
 
     unix_seconds: float
-    kind: str  # a reason or one of: replaced, evicted, quarantined, lease-expired, not-canonicalized
+    # A reason, or one of: replaced, evicted, quarantined, lease-expired, not-canonicalized.
+    kind: str
     message: str
 
 

@@ -24,7 +24,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         (("demo", "--target", "cpu:2x8"), "not supported yet"),
         (("demo", "--target", "cpu:8", "--store", "disk://{tmp}/s"), "a target that works: cpu:16"),
         (("gone.toml", "--target", "cpu:1", "--store", "disk://{tmp}/s"), "no module 'nowhere'"),
-        (("wide.toml", "--target", "cpu:1", "--store", "disk://{tmp}/s"), "is no program; one has a name"),
+        (
+            ("wide.toml", "--target", "cpu:1", "--store", "disk://{tmp}/s"),
+            "is no program; one has a name",
+        ),
         (("demo",), "Missing option '--target'"),
         (("demo", "--target", "cpu:16", "--jobs", "0"), "--jobs"),
     ],
