@@ -118,9 +118,9 @@ class _Retrieved:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def __call__(self, event: str, seconds: float, **_: Any) -> None:
+    def __call__(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == RETRIEVED:
-            self.seconds += seconds
+            self.seconds += duration_secs
 
 
 class _Seam:
