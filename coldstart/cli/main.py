@@ -29,6 +29,7 @@ class Entry:
 
 
 COMMANDS: dict[str, Entry] = {
+    "bench": Entry("coldstart.cli.bench:bench", "Measure the cache beside JAX's own."),
     "daemon": Entry(
         "coldstart.cli.daemon:daemon", "Serve the cache to the processes of this host."
     ),

@@ -1,0 +1,56 @@
+"""Progress of a long bench: how many programs are recorded, and when it may be done. Lines or one that is redrawn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Progress:
+    """Watches records grow and says so every `seconds`."""
+
+    def __init__(self, say: Callable[[str], None], seconds: float = 10.0) -> None:
+        self._say = say
+        self._seconds = seconds
+
+    @contextmanager
+    def of(self, name: str, records: Sequence[Path], before: int, total: int) -> Iterator[None]:
+        """Inside, say how `records` grow from `before` lines in all to `total`."""
+        began, over = time.monotonic(), threading.Event()
+
+        def watch() -> None:
+            while not over.wait(self._seconds):
+                self._say(told(name, count_lines(records), before, total, time.monotonic() - began))
+
+        self._say(
+            f"{name}: {total - before} programs to go" + (f", {before} done earlier" * bool(before))
+        )
+        watcher = threading.Thread(target=watch, name="coldstart-bench-progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+            self._say(told(name, count_lines(records), before, total, time.monotonic() - began))
+
+
+def told(name: str, done: int, before: int, total: int, seconds: float) -> str:
+    """One line: what is done, and what is left at the pace so far."""
+    line = f"{name}: {done}/{total} programs, {_clock(seconds)}"
+    new = done - before
+    if done >= total or new <= 0:
+        return line
+    return f"{line}, about {_clock(seconds / new * (total - done))} left"
+
+
+def count_lines(records: Sequence[Path]) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in records if path.exists())
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -1,0 +1,157 @@
+"""`coldstart bench …`: measurements that anybody can repeat, JAX's own cache beside Coldstart in the same run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coldstart.demo import processes
+from coldstart.demo.interruption import Interruption, interruptible
+from coldstart.demo.processes import Daemon
+
+MOST_TOGETHER = 8  # by default; each participant holds half a gigabyte
+
+
+@click.group(epilog="Example: coldstart bench reuse --participants 2 --programs 6")
+def bench() -> None:
+    """Measure the cache, with the stock alternative in the same run."""
+
+
+@bench.command(epilog="Example: coldstart bench hit --plan demo --target cpu:16 --repeats 7")
+@click.option("--plan", "word", default="demo", show_default=True, help="A preset or a .toml file.")
+@click.option("--target", default="cpu:16", show_default=True, metavar="cpu:N", help="CPU devices.")
+@click.option("--repeats", type=click.IntRange(1, 1000), default=5, show_default=True,
+              help="Warm starts of each arm.")  # fmt: skip
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Keep both caches and all output in this empty folder.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def hit(word: str, target: str, repeats: int, keep: Path | None, as_json: bool) -> int:
+    """Time warm starts of a plan, phase by phase, under JAX's cache and under Coldstart in turns.
+
+    Exit code 1 where a warm start had to compile.
+    """
+    from coldstart.bench import hit as measured
+    from coldstart.bench import tables
+    from coldstart.warmup.plan import read_plan
+    from coldstart.warmup.targets import parse_target
+
+    plan, aim = read_plan(word), parse_target(target)
+    if aim.kind != "cpu" or aim.count is None:
+        raise click.UsageError(f"--target {target}: only CPU devices, as cpu:16")
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        raise click.UsageError(f"--keep {keep}: is not empty; name a new or an empty folder")
+    with _daemon(keep) as (folder, daemon, interruption):
+        result = measured.run(
+            plan,
+            word,
+            aim.count,
+            daemon,
+            folder,
+            repeats=repeats,
+            interruption=interruption,
+            say=_progress,
+        )
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        tables.show_hit(result, _console())
+    return 1 if any(result.warm_compiles(arm) for arm in measured.ARMS) else 0
+
+
+@bench.command(
+    epilog="Example: coldstart bench reuse --participants 4 --programs 12 --keep /tmp/reuse"
+)
+@click.option("--participants", type=click.IntRange(1, 32), default=8, show_default=True,
+              help="Processes; must divide the model's 32 heads.")  # fmt: skip
+@click.option("--programs", type=click.IntRange(1, 1000), default=132, show_default=True,
+              help="Attention programs of each, of distinct shapes.")  # fmt: skip
+@click.option("--layers", type=click.IntRange(1, 32), default=1, show_default=True,
+              help="Layers in each program: compile seconds grow with them.")  # fmt: skip
+@click.option("--skip", default="", metavar="ARM,...", help="Leave out dense, stock or both.")
+@click.option("--parallel", type=click.IntRange(1, 256), metavar="N",
+              help=f"Participants that run together; default: all, up to {MOST_TOGETHER}.")  # fmt: skip
+@click.option("--seconds", type=click.FloatRange(1), default=6 * 3600.0, metavar="S",
+              help="Give up when an arm takes longer; default: 6 hours.")  # fmt: skip
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Keep caches and records here; the same command goes on where it stopped.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def reuse(
+    participants: int,
+    programs: int,
+    layers: int,
+    skip: str,
+    parallel: int | None,
+    seconds: float,
+    keep: Path | None,
+    as_json: bool,
+) -> int:
+    """Count what participants with a fragment of their own compile, and what they are spared.
+
+    Sparse under Coldstart, then its dense twin, then sparse under JAX's own cache. Exit code 1 where a result was
+    wrong.
+    """
+    from coldstart.bench import reuse as measured
+    from coldstart.bench import tables
+    from coldstart.bench.progress import Progress
+
+    skipped = [name.strip() for name in skip.split(",") if name.strip()]
+    for name in skipped:
+        if name not in ("dense", "stock"):
+            raise click.UsageError(f"--skip {name}: wants dense, stock or dense,stock")
+    size = measured.Size(participants, programs, layers)
+    if keep is not None and keep.exists() and any(keep.iterdir()) and not measured.is_one(keep):
+        raise click.UsageError(f"--keep {keep}: holds other things; name a new or an empty folder")
+    with _daemon(keep) as (folder, daemon, interruption):
+        result = measured.run(
+            size,
+            daemon,
+            folder,
+            skip=skipped,
+            parallel=parallel or min(participants, MOST_TOGETHER),
+            seconds=seconds,
+            interruption=interruption,
+            progress=Progress(_progress, 2.0 if sys.stderr.isatty() else 30.0),
+        )
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        tables.show_reuse(result, _console())
+    return 1 if result.all_wrong else 0
+
+
+@contextmanager
+def _daemon(keep: Path | None) -> Iterator[tuple[Path, Daemon, Interruption]]:
+    """A folder for the bench, and a daemon whose store lies in it."""
+    from coldstart.demo.run import check_packages
+
+    check_packages()
+    with interruptible() as interruption, ExitStack() as stack:
+        scratch = Path(tempfile.mkdtemp(prefix="coldstart-bench-"))
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        folder = keep.resolve() if keep else scratch / "kept"
+        folder.mkdir(parents=True, exist_ok=True)
+        # The socket lies in the scratch folder: the path of one can't be long.
+        daemon = stack.enter_context(
+            processes.daemon(
+                scratch, folder / "store", "--log-level=warning", interruption=interruption
+            )
+        )
+        yield folder, daemon, interruption
+
+
+def _progress(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False)
