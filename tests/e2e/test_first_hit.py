@@ -314,3 +314,38 @@ say(ends=sorted(f"{o}/{r}" for o, r in coldstart.report().lookups))
     finally:
         watchdog.cancel()
     assert "miss/cold" in out, out
+
+
+GIVES_UP = (
+    """
+_slow = _compiler.backend_compile_and_load
+def _waits(*args, **kwargs):
+    open(os.environ["LEADING"], "w").close()
+    while not os.path.exists(os.environ["GO"]): time.sleep(0.01)
+    return _slow(*args, **kwargs)
+if os.environ["ROLE"] == "leader": _compiler.backend_compile_and_load = _waits
+"""
+    + COMPUTE
+)
+
+
+def test_a_wait_that_is_not_worth_it_ends_in_a_compile_that_is_published(
+    daemon: Any, tmp_path: Path
+) -> None:
+    """The leader lives and takes its time; whoever gives up publishes, and the leader adopts that."""
+    daemon.stop()
+    daemon.start("--wait-seconds", "1")
+    leading, go = tmp_path / "leading", tmp_path / "go"
+    env = {"COLDSTART_ADDRESS": daemon.address, "LEADING": str(leading), "GO": str(go)}
+    leader = start(GIVES_UP, ROLE="leader", **env)
+    _until(leading.exists)
+    waiter = finish(start(GIVES_UP, ROLE="waiter", **env)).said
+    assert waiter["ends"] == ["timeout/deadline"]
+    assert waiter["compiles"] == 1
+    third = finish(start(GIVES_UP, ROLE="waiter", **env)).said
+    assert (third["compiles"], third["ends"]) == (0, ["hit/ok"])
+    go.touch()
+    led = finish(leader).said
+    assert led["ends"] == ["miss/cold"]
+    assert led["value"] == waiter["value"] == third["value"]
+    assert len(daemon.artifacts()) == 1
