@@ -75,7 +75,10 @@ class Publisher:
                     record=wire.record_to_pb(identity.record),
                     planned=lookup.planned,
                 )
-                client.publish(start, made.payload.chunks(), PUBLISH_IDLE_SECONDS)
+                reply = client.publish(start, made.payload.chunks(), PUBLISH_IDLE_SECONDS)
+                if reply.kept_local:
+                    reason = wire.reason_from_pb(reply.kept_local)
+                    log.info("%s: the daemon did not store it: %s", made.header.program_name, reason)
             finally:
                 self._heartbeat.stop(lease_id)
 
