@@ -39,6 +39,7 @@ SMALL_CALL_SECONDS = 1.0
 CONNECT_SECONDS = 0.3
 REQUEST_ID = "coldstart-request-id"  # trailing metadata of every answer of a daemon
 FETCH_MAX_SECONDS = 600.0
+LOOKUP_SECONDS = 10.0  # a lookup may have to ask slow tiers
 MAX_MESSAGE_BYTES = 64 << 20  # descriptors; artifacts travel in chunks
 
 _OPTIONS = (
@@ -104,14 +105,16 @@ class CacheClient:
         request = pb.HelloRequest(client_version=__version__, scheme=SCHEME, holder=self.holder)
         return self._call(self._cache.Hello, request, seconds, pb.HelloReply)
 
-    def lookup(self, request: pb.LookupRequest, seconds: float) -> pb.LookupReply:
-        return self._call(self._cache.Lookup, request, seconds, pb.LookupReply)
+    def lookup(self, request: pb.LookupRequest, patience: float) -> pb.LookupReply:
+        """The daemon may ask slow tiers for this, for up to LOOKUP_SECONDS, as long as it says that it is alive."""
+        return self._call_while_alive(self._cache.Lookup, request, patience, pb.LookupReply)
 
     def await_(self, request: pb.AwaitRequest, seconds: float) -> pb.LookupReply:
         return self._call(self._cache.Await, request, seconds, pb.LookupReply)
 
-    def reject(self, request: pb.RejectRequest, seconds: float) -> pb.LookupReply:
-        return self._call(self._cache.Reject, request, seconds, pb.LookupReply)
+    def reject(self, request: pb.RejectRequest, patience: float) -> pb.LookupReply:
+        """As `lookup`."""
+        return self._call_while_alive(self._cache.Reject, request, patience, pb.LookupReply)
 
     def renew(self, lease_id: str, seconds: float = SMALL_CALL_SECONDS) -> float:
         """Seconds that the lease lives on. Raises LeaseLost."""
@@ -216,6 +219,22 @@ class CacheClient:
             return reply
         except grpc.RpcError as exc:
             self._fail(exc, type(request).__name__.removesuffix("Request"))
+
+    def _call_while_alive(self, method: Any, request: Any, patience: float, _reply: type[T]) -> T:
+        """A call that may take long. Silence costs `patience` in all: half of it for the call, half for a Hello."""
+        call = method.future(request, timeout=LOOKUP_SECONDS)
+        while True:
+            try:
+                reply: T = call.result(timeout=patience / 2)
+                return reply
+            except grpc.FutureTimeoutError:
+                try:
+                    self.hello(patience / 2)
+                except ColdstartError:
+                    call.cancel()
+                    raise
+            except grpc.RpcError as exc:
+                self._fail(exc, type(request).__name__.removesuffix("Request"))
 
     def _fail(self, exc: grpc.RpcError, call: str) -> NoReturn:
         code, details = exc.code(), exc.details() or ""

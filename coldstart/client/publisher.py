@@ -78,7 +78,9 @@ class Publisher:
                 reply = client.publish(start, made.payload.chunks(), PUBLISH_IDLE_SECONDS)
                 if reply.kept_local:
                     reason = wire.reason_from_pb(reply.kept_local)
-                    log.info("%s: the daemon did not store it: %s", made.header.program_name, reason)
+                    log.info(
+                        "%s: the daemon did not store it: %s", made.header.program_name, reason
+                    )
             finally:
                 self._heartbeat.stop(lease_id)
 

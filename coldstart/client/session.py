@@ -45,12 +45,7 @@ from coldstart.rpc.v1 import cache_pb2 as pb
 
 log = logging.getLogger("coldstart")
 
-TIER_LOOKUP_SECONDS = (
-    10.0  # a lookup may have to ask slow tiers, once the daemon is known to be alive
-)
-AWAIT_SECONDS = (
-    0.5  # one slice of a wait; a daemon that falls silent is noticed after this much and a call
-)
+AWAIT_SECONDS = 0.5  # one slice of a wait; a silent daemon is noticed after this and a call
 MAX_ANSWERS = 8  # of one lookup, rejects included: then compile
 
 
@@ -136,10 +131,9 @@ class Session:
         client = _daemon(self.link.client)
 
         def ask(question: pb.LookupRequest) -> pb.LookupReply:
-            # Whoever asked for a descriptor was alive just now, and may take its time over it.
-            known_alive = question.WhichOneof("asked") == "descriptor"
-            patience = TIER_LOOKUP_SECONDS if known_alive else self._lookup_patience()
-            reply: pb.LookupReply = self._foreground(lambda: client.lookup(question, patience))
+            reply: pb.LookupReply = self._foreground(
+                lambda: client.lookup(question, self.link.patience)
+            )
             return reply
 
         began = time.monotonic()
@@ -187,7 +181,7 @@ class Session:
     def _ask(self, lookup: Lookup, request: CompileRequest, compile: Callable[[], Any]) -> Any:
         client = _daemon(self.link.client)
         question = self._question(lookup)()
-        reply = self._foreground(lambda: client.lookup(question, self._lookup_patience()))
+        reply = self._foreground(lambda: client.lookup(question, self.link.patience))
         for _ in range(MAX_ANSWERS):
             lookup.tell(reply)
             kind = reply.WhichOneof("answer")
@@ -226,10 +220,6 @@ class Session:
         """The lesser of what the fleet allows and what this process wants."""
         order = list(wire.Mode)
         return min(wire.mode_from_pb(reply.mode), wire.Mode(self._wanted_mode()), key=order.index)
-
-    def _lookup_patience(self) -> float:
-        """Ten seconds where the daemon was heard; it answers Hello before it asks slow tiers."""
-        return min(TIER_LOOKUP_SECONDS, self.link.patience)
 
     def _foreground(self, call: Callable[[], Any]) -> Any:
         """A call on the caller's time. A failure is a fallback; silence counts as time-out."""
@@ -287,7 +277,7 @@ class Session:
             reason=wire.reason_to_pb(bad.reason),
         )
         answer: pb.LookupReply = self._foreground(
-            lambda: client.reject(request, self._lookup_patience())
+            lambda: client.reject(request, self.link.patience)
         )
         return answer
 
