@@ -427,3 +427,14 @@ def test_what_was_abandoned_is_asked_for_again(made) -> None:
     assert memory.rewrites("1") is None
     memory.link("1", "key", made.record("p"))
     assert memory.programs("key")[0].alias.abandoned == "slow"
+
+
+async def test_a_daemon_in_a_large_process_keeps_its_workers() -> None:
+    """What a worker inherits through fork and exec says nothing about what it holds."""
+    ballast = bytearray(600 << 20)
+    ballast[::4096] = b"x" * len(ballast[::4096])
+    async with canonicalizer(workers=1) as canonicalize:
+        for _ in range(3):
+            await canonicalize(encoded())
+        assert canonicalize.started == 1
+    del ballast
