@@ -42,6 +42,7 @@ class Hook:
         if self._unwrap is None:
             target.note_flags()
             self._unwrap = jax_internals.wrap_compile(self._wrapper)
+            os.register_at_fork(after_in_child=self._after_fork)
             atexit.register(self._say_at_exit)
 
     def uninstall(self) -> None:
@@ -60,6 +61,12 @@ class Hook:
                 session = Session(self.settings)
                 self._sessions = {os.getpid(): session}
             return session
+
+    def _after_fork(self) -> None:
+        """In the child: no thread of the parent's is left, and one of them may have held the lock."""
+        self._lock = threading.Lock()
+        self._sessions = {}
+        self._inside = threading.local()
 
     def report(self) -> Report:
         return self.session().report()
