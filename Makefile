@@ -11,7 +11,7 @@ PYTEST = TEST_COUNTS=$(COUNTS)
 COUNTS = .venv/test-counts.jsonl
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-long ci lint fmt proto dev stacks-found test-stacks
+.PHONY: help run test test-fast test-long test-outside ci lint fmt proto dev stacks-found test-stacks
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | column -t -s '|'
@@ -33,6 +33,9 @@ test-long: lint stacks-found  ## everything; the whole suite on stack B and with
 	@if [ -e .venv-c/stamp-c ]; then $(PYTEST) .venv-c/bin/python -m pytest -m stacks $(ARGS); fi
 	@$(ENVIRONMENT) oldest || [ $$? = 3 ]
 	@if [ -e .venv-oldest/stamp-oldest ]; then $(PYTEST) .venv-oldest/bin/python -m pytest $(ARGS); fi
+
+test-outside:  ## programs that nobody here wrote: MaxText's trainer; about 3 GB and 10 min
+	@$(PYTHON) tests/outside/run_maxtext.py $(ARGS)
 
 ci: test  ## what CI runs
 
