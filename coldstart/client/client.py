@@ -222,7 +222,10 @@ class CacheClient:
 
     def _call_while_alive(self, method: Any, request: Any, patience: float, _reply: type[T]) -> T:
         """A call that may take long. Silence costs `patience` in all: half of it for the call, half for a Hello."""
-        call = method.future(request, timeout=LOOKUP_SECONDS)
+        try:
+            call = method.future(request, timeout=LOOKUP_SECONDS)
+        except RuntimeError:  # a compile while the interpreter ends: gRPC can't start its thread
+            return self._call(method, request, patience, _reply)
         while True:
             try:
                 reply: T = call.result(timeout=patience / 2)
