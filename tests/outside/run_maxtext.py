@@ -29,6 +29,7 @@ from environment import environment
 HERE = Path(__file__).resolve().parent
 MAXTEXT = ("maxtext[tpu]==0.2.5", "jax==0.11.2", "jaxlib==0.11.2", "libtpu==0.0.48")
 DEVICES = 16
+COORDINATOR_PORT = 1234  # fixed in MaxText
 RUN_SECONDS = 400
 START_SECONDS = 30
 MODEL = (
@@ -98,8 +99,9 @@ class Trainer:
                 "JAX_PROCESS_COUNT": str(processes),
                 "PROCESSES_IN_JOB": str(processes),
                 "JOB_INDEX": "0",
-                "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+                "JAX_COORDINATOR_ADDRESS": "127.0.0.1",  # without a port: the trainer has its own
             }
+            wants_port(COORDINATOR_PORT)
         began = time.monotonic()
         with contextlib.ExitStack() as running:
             ranks = [
@@ -115,9 +117,14 @@ class Trainer:
             runs = []
             for rank, process in enumerate(ranks):
                 folder = self.folder / f"{name}-{rank}"
-                if process.wait(RUN_SECONDS) != 0:
+                try:
+                    code: int | None = process.wait(RUN_SECONDS)
+                except subprocess.TimeoutExpired:
+                    code = None
+                if code != 0:
                     words = (folder / "log").read_text().splitlines()[-15:]
-                    raise SystemExit(f"outside: {folder.name} failed:\n" + "\n".join(words))
+                    how = "hangs" if code is None else f"failed with {code}"
+                    raise SystemExit("\n".join([f"outside: {folder.name} {how}:", *words]))
                 runs.append(self._read(folder, time.monotonic() - began))
         return runs
 
@@ -163,10 +170,17 @@ def plain_environment() -> dict[str, str]:
     return environ | {"JAX_PLATFORMS": "cpu", "DECOUPLE_GCLOUD": "TRUE", "TPU_SKIP_MDS_QUERY": "1"}
 
 
-def free_port() -> int:
+def wants_port(port: int) -> None:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as the coordinator itself does
+        try:
+            probe.bind(("", port))
+        except OSError as exc:
+            raise SystemExit(
+                f"outside: the trainer's processes meet at port {port}: {exc}"
+            ) from exc
 
 
 @contextlib.contextmanager
