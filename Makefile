@@ -34,7 +34,7 @@ test-long: lint stacks-found  ## everything; the whole suite on stack B and with
 	@$(ENVIRONMENT) oldest || [ $$? = 3 ]
 	@if [ -e .venv-oldest/stamp-oldest ]; then $(PYTEST) .venv-oldest/bin/python -m pytest $(ARGS); fi
 
-test-outside:  ## programs that nobody here wrote: MaxText's trainer; about 3 GB and 10 min
+test-outside:  ## programs that nobody here wrote: MaxText's trainer; about 3 GB, 7 min the first time
 	@$(PYTHON) tests/outside/run_maxtext.py $(ARGS)
 
 ci: test  ## what CI runs
