@@ -19,10 +19,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import zstandard
 
@@ -124,7 +125,7 @@ class FilePayload:
 
     def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         left = self.size_bytes
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self.offset)
             while left > 0:
                 chunk = file.read(min(chunk_bytes, left))
@@ -206,13 +207,26 @@ def decode_header(body: bytes) -> Header:
     return header
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        OSError: it can't be opened. ArtifactCorrupt: a pipe, folder or device: reading those may never end.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ArtifactCorrupt(f"{path} is no regular file")
+    return os.fdopen(fd, "rb")
+
+
 def open_file(path: Path) -> Artifact:
     """The artifact in a file: its header checked, its payload left where it is.
 
     Raises:
         FileNotFoundError: no such file. ArtifactCorrupt, ArtifactMismatch: as `read_header`, or wrong size.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(8)
         size = int.from_bytes(start[4:8], "big") if len(start) == 8 else 0
         prefix = start + file.read(min(size, MAX_HEADER_BYTES) + 32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
@@ -159,10 +160,21 @@ class CacheClient:
 
     # --- bytes ---------------------------------------------------------------------------------
 
-    def fetch(self, request: pb.FetchRequest, idle_seconds: float) -> bytes:
-        """A whole artifact's bytes, unchecked; goes on while no pause is longer than `idle_seconds`."""
-        call = self._cache.Fetch(request, timeout=FETCH_MAX_SECONDS)
+    def fetch(
+        self,
+        request: pb.FetchRequest,
+        idle_seconds: float,
+        *,
+        most_bytes: int,
+        most_seconds: float = FETCH_MAX_SECONDS,
+    ) -> bytes:
+        """A whole artifact's bytes, unchecked; goes on while no pause is longer than `idle_seconds`.
+
+        Raises ArtifactCorrupt where more than `most_bytes` come.
+        """
+        call = self._cache.Fetch(request, timeout=most_seconds)
         parts: list[bytes] = []
+        left = most_bytes
         done = threading.Event()
         beat = threading.Event()
         silent = threading.Event()
@@ -178,6 +190,12 @@ class CacheClient:
         threading.Thread(target=watch, name="coldstart-fetch-watch", daemon=True).start()
         try:
             for chunk in call:
+                left -= len(chunk.data)
+                if left < 0:
+                    call.cancel()
+                    raise ArtifactCorrupt(
+                        f"Fetch at {self.address}: more comes than the {most_bytes} bytes announced"
+                    )
                 parts.append(chunk.data)
                 beat.set()
         except grpc.RpcError as exc:
@@ -221,9 +239,15 @@ class CacheClient:
             self._fail(exc, type(request).__name__.removesuffix("Request"))
 
     def _call_while_alive(self, method: Any, request: Any, patience: float, _reply: type[T]) -> T:
-        """A call that may take long. Silence costs `patience` in all: half of it for the call, half for a Hello."""
+        """A call that may take long. Silence costs `patience` in all: half of it for the call, half for a Hello.
+
+        `patience` halves with every failure, and so does the time for the call: a daemon whose lookups hang, but
+        that says Hello, costs a process 2 * LOOKUP_SECONDS in all.
+        """
+        seconds = LOOKUP_SECONDS * min(1.0, patience / SMALL_CALL_SECONDS)
+        ends = time.monotonic() + seconds
         try:
-            call = method.future(request, timeout=LOOKUP_SECONDS)
+            call = method.future(request, timeout=seconds)
         except RuntimeError:  # a compile while the interpreter ends: gRPC can't start its thread
             return self._call(method, request, patience, _reply)
         while True:
@@ -233,6 +257,12 @@ class CacheClient:
             except grpc.FutureTimeoutError:
                 try:
                     self.hello(patience / 2)
+                    # gRPC's own deadline doesn't do: where its thread could not start, nothing tells us of it.
+                    if time.monotonic() > ends:
+                        name = type(request).__name__.removesuffix("Request")
+                        raise DaemonTimeout(
+                            f"{name} at {self.address}: no answer within {seconds:g} s"
+                        )
                 except ColdstartError:
                     call.cancel()
                     raise

@@ -23,6 +23,7 @@ from coldstart.client.session import FromCompiler, Session
 from coldstart.config import ClientSettings, client_settings, unknown_settings
 from coldstart.errors import ColdstartError, ConfigError
 from coldstart.identity import rules
+from coldstart.outcomes import Reason
 
 log = logging.getLogger("coldstart")
 
@@ -81,6 +82,9 @@ class Hook:
             # A compile inside a compile (autotuning, a callback that traces) is part of the outer one.
             if getattr(self._inside, "on", False):
                 return original(*args, **kwargs)
+            if _no_more_threads():
+                self.session().skip(Reason.DISABLED)
+                return original(*args, **kwargs)
             self._inside.on = True
             try:
                 return self._obtain(original, args, kwargs)
@@ -95,11 +99,14 @@ class Hook:
         outcome: list[
             Any
         ] = []  # what the compiler did, so that trouble of ours never compiles twice
+        refused: list[BaseException] = []  # what it raised for the caller's own module
 
         def compile_module(module: Any) -> Any:
             try:
                 outcome.append(original(**{**arguments, "computation": module}))
             except BaseException as exc:
+                if module is request.computation:
+                    refused.append(exc)
                 raise FromCompiler(exc) from exc
             return outcome[-1]
 
@@ -118,6 +125,8 @@ class Hook:
                 raise
             if not isinstance(exc, ColdstartError):
                 log.exception("the hook failed; compiling without the cache")
+            if refused:
+                raise refused[-1] from refused[-1].__cause__
             return outcome[-1] if outcome else original(*args, **kwargs)
         if isinstance(found, Present):
             # Described devices: the bytes are there, but nothing here can load them.
@@ -132,6 +141,18 @@ class Hook:
         report = session.report()
         if report.lookups:
             print(report, file=sys.stderr)
+
+
+def _no_more_threads() -> bool:
+    """True while the interpreter ends, on those that start no threads then. gRPC can't do without, and half of a
+    channel that lost its thread waits for ever."""
+    if threading.main_thread().is_alive():
+        return False
+    try:
+        threading.Thread(target=bool, name="coldstart-probe", daemon=True).start()
+    except RuntimeError:
+        return True
+    return False
 
 
 _installed: list[Hook] = []

@@ -7,6 +7,7 @@ foreground doesn't call at all until a background thread has seen the daemon ans
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -14,9 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from coldstart.client import volume as volumes
 from coldstart.client.client import CONNECT_SECONDS, SMALL_CALL_SECONDS, CacheClient
 from coldstart.errors import ColdstartError, DaemonError
 from coldstart.rpc.v1 import cache_pb2 as pb
+
+log = logging.getLogger("coldstart")
 
 T = TypeVar("T")
 
@@ -99,11 +103,8 @@ class Link:
         if not hello.volume.nonce_path:
             return None, b""
         root = self._volume_root or Path(hello.volume.root)
-        try:
-            proof = (root / hello.volume.nonce_path).read_bytes()
-        except OSError:
-            return None, b""
-        return root, proof
+        proof = volumes.proof(root, hello.volume.nonce_path)
+        return (root, proof) if proof else (None, b"")
 
     def _retry(self) -> None:
         for attempt in range(1_000_000):
@@ -111,6 +112,9 @@ class Link:
             try:
                 self._connect(patience=5.0)
             except ColdstartError:
+                continue
+            except Exception:  # whatever it is, this thread is the only way back to the cache
+                log.exception("the daemon at %s can't be used", self.address)
                 continue
             break
         with self._lock:

@@ -11,7 +11,7 @@ from typing import Any
 
 from coldstart import artifact
 from coldstart.artifact import Artifact, BytesPayload, Header
-from coldstart.client import gates, host, jax_internals
+from coldstart.client import gates, host, jax_internals, volume
 from coldstart.client.jax_internals import CompileRequest
 from coldstart.client.lookup import Lookup
 from coldstart.errors import ArtifactError
@@ -45,14 +45,14 @@ def take(
     request: CompileRequest,
     hit: pb.Hit,
     *,
-    volume: Path | None,
-    fetch: Callable[[pb.FetchRequest], bytes],
+    root: Path | None,
+    fetch: Callable[[pb.FetchRequest, Header], bytes],
 ) -> Any:
     """The executable of a hit, or `Present`. Adds what it cost to `lookup.seconds`.
 
     Args:
-        volume: where this process sees the daemon's disk; None: bytes come by `fetch`.
-        fetch: a whole artifact's bytes from the daemon.
+        root: where this process sees the daemon's disk; None: bytes come by `fetch`.
+        fetch: the bytes from the daemon of the whole artifact that has this header.
 
     Raises:
         BadCopy: a gate refuses, or the runtime does. DeviceFull.
@@ -60,11 +60,11 @@ def take(
     try:
         header = artifact.decode_header(hit.header)
         gates.check(header, _expected(lookup, request), host.cpu_features())
-        lookup.seconds["saved"] = header.compile_seconds
         if not lookup.load or request.compile_only:
+            lookup.seconds["saved"] = header.compile_seconds
             return Present(header.key, header.digest, header.compile_seconds)
         began = time.monotonic()
-        found = _read(lookup, hit, header, volume, fetch)
+        found = _read(lookup, hit, header, root, fetch)
         if found.header != header:
             raise ArtifactError("the bytes belong to another header", reason=Reason.CORRUPT)
         data = artifact.decode(found)
@@ -79,6 +79,7 @@ def take(
             raise DeviceFull(str(exc)) from exc
         raise BadCopy(Reason.FORMAT, f"the runtime can't load it: {exc}") from exc
     lookup.seconds["load"] += time.monotonic() - began
+    lookup.seconds["saved"] = header.compile_seconds
     return executable
 
 
@@ -99,23 +100,15 @@ def _read(
     lookup: Lookup,
     hit: pb.Hit,
     header: Header,
-    volume: Path | None,
-    fetch: Callable[[pb.FetchRequest], bytes],
+    root: Path | None,
+    fetch: Callable[[pb.FetchRequest, Header], bytes],
 ) -> Artifact:
     """The artifact by path where a volume is shared, else by stream. Only its prefix is checked here."""
-    if hit.path and volume is not None:
+    if hit.path and root is not None:
         with suppress(OSError):  # evicted meanwhile, or not visible: the stream knows better
-            return artifact.open_file(_inside(volume, hit.path))
+            return artifact.open_file(volume.inside(root, hit.path))
     data = fetch(
-        pb.FetchRequest(lookup_id=lookup.id, key=lookup.identity.key, digest=header.digest)
+        pb.FetchRequest(lookup_id=lookup.id, key=lookup.identity.key, digest=header.digest), header
     )
     found, offset = artifact.read_header(data)
     return Artifact(found, BytesPayload(data[offset:]))
-
-
-def _inside(root: Path, relative: str) -> Path:
-    """`relative` under `root`. A daemon that sends a path out of its volume is not believed."""
-    path = (root / relative).resolve()
-    if not path.is_relative_to(root.resolve()):
-        raise ArtifactError(f"{relative!r} leads out of the volume", reason=Reason.CORRUPT)
-    return path

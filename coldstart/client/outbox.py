@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import queue
 import threading
 import time
@@ -27,6 +28,7 @@ class Outbox:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._pid = os.getpid()
         self._jobs: queue.Queue[tuple[str, Callable[[], None]]] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -49,6 +51,8 @@ class Outbox:
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
         """Wait until everything is sent, at most `seconds`, and only while the daemon answers."""
+        if os.getpid() != self._pid:
+            return True  # in a forked child: the parent sends, nothing here would
         deadline = time.monotonic() + seconds
         asked = time.monotonic()
         while self._jobs.unfinished_tasks:

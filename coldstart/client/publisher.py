@@ -97,9 +97,10 @@ class Publisher:
 
     def report_failure(self, client: CacheClient, lease_id: str, exc: Exception) -> None:
         self._heartbeat.stop(lease_id)
-        kind = Reason.NEGATIVE_OOM if "RESOURCE_EXHAUSTED" in str(exc) else Reason.NEGATIVE_COMPILE
+        message = in_words(exc)
+        kind = Reason.NEGATIVE_OOM if "RESOURCE_EXHAUSTED" in message else Reason.NEGATIVE_COMPILE
         request = pb.FailRequest(
-            lease_id=lease_id, kind=wire.reason_to_pb(kind), message=str(exc)[:2000]
+            lease_id=lease_id, kind=wire.reason_to_pb(kind), message=message[:2000]
         )
 
         def fail() -> None:
@@ -107,3 +108,12 @@ class Publisher:
                 client.fail(request)
 
         self._outbox.put("report a failed compile", fail)
+
+
+def in_words(error: BaseException) -> str:
+    """What an error says, fit for a message: somebody else's class may fail at saying it, or say it in bad Unicode."""
+    try:
+        text = str(error)
+    except Exception:
+        text = type(error).__name__
+    return text.encode("utf-8", "replace").decode()

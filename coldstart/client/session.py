@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from coldstart import artifact, wire
+from coldstart.artifact import Header
 from coldstart.client import host, jax_internals
 from coldstart.client.client import CacheClient
 from coldstart.client.heartbeat import Heartbeat
@@ -28,7 +29,7 @@ from coldstart.client.link import Link
 from coldstart.client.loader import BadCopy, DeviceFull, take
 from coldstart.client.lookup import Answered, Lookup
 from coldstart.client.outbox import Outbox
-from coldstart.client.publisher import Publisher
+from coldstart.client.publisher import Publisher, in_words
 from coldstart.client.report import Report, Tally
 from coldstart.client.rewriting import Rewriting
 from coldstart.config import ClientSettings
@@ -46,6 +47,13 @@ from coldstart.rpc.v1 import cache_pb2 as pb
 log = logging.getLogger("coldstart")
 
 AWAIT_SECONDS = 0.5  # one slice of a wait; a silent daemon is noticed after this and a call
+# Whatever a daemon says, nobody waits for another's compile for longer.
+MOST_WAIT_SECONDS = 2 * 3600.0
+# An artifact that is known to exist is waited for, for as long as a quarter of its compile, within these.
+FETCH_SHARE = 0.25
+LEAST_FETCH_SECONDS, MOST_FETCH_SECONDS = 5.0, 120.0
+LEAST_HEARTBEAT_SECONDS, MOST_HEARTBEAT_SECONDS = 0.01, 600.0
+HEARTBEAT_SECONDS = 5.0  # where a daemon asks for none, or for what makes no sense
 MAX_ANSWERS = 8  # of one lookup, rejects included: then compile
 
 
@@ -121,6 +129,10 @@ class Session:
             self._warn(f"{fallback.error}; compiling without the cache")
             return self._compile(lookup, compile, fallback.outcome, fallback.reason)
 
+    def skip(self, reason: Reason) -> None:
+        """Count a compile that was not even looked up."""
+        self._tally.add(Outcome.REFUSED, reason)
+
     # --- rewriting -----------------------------------------------------------------------------
 
     def _canonical(self, lookup: Lookup, request: CompileRequest) -> Identity:
@@ -160,7 +172,7 @@ class Session:
                 executable = raw()  # what this raises is the caller's
                 self._warn(
                     f"{exact.record.program_name}: the compiler refuses the rewritten module "
-                    f"({str(refused.error)[:200]}); compiled as it was, rules off for it"
+                    f"({in_words(refused.error)[:200]}); compiled as it was, rules off for it"
                 )
                 self.rewriting.forget(exact)
                 lookup.unpublishable = True
@@ -229,12 +241,14 @@ class Session:
         """The reply that ends the wait, or None when waiting longer is worse than compiling."""
         lookup.waited = True
         began = time.monotonic()
+        most = min(reply.wait.max_wait_seconds, MOST_WAIT_SECONDS)  # in this order NaN stays NaN
         try:
             while True:
-                left = reply.wait.max_wait_seconds - (time.monotonic() - began)
-                if left <= 0:
+                left = most - (time.monotonic() - began)
+                if not left > 0:
                     return None
                 slice_seconds = min(AWAIT_SECONDS, left)
+                asked = time.monotonic()
                 request = pb.AwaitRequest(
                     lookup_id=lookup.id, key=lookup.identity.key, max_wait_seconds=slice_seconds
                 )
@@ -243,6 +257,8 @@ class Session:
                 )
                 if answer.WhichOneof("answer") != "wait":
                     return answer
+                if time.monotonic() - asked < slice_seconds / 2:
+                    time.sleep(slice_seconds / 10)  # it doesn't wait, so we do
         finally:
             lookup.seconds["wait"] += time.monotonic() - began
 
@@ -251,12 +267,21 @@ class Session:
     def _take(
         self, lookup: Lookup, request: CompileRequest, client: CacheClient, hit: pb.Hit
     ) -> Any:
-        def fetch(wanted: pb.FetchRequest) -> bytes:
-            data: bytes = self._foreground(lambda: client.fetch(wanted, self.link.patience))
+        def fetch(wanted: pb.FetchRequest, header: Header) -> bytes:
+            # Waiting for it beats compiling up to here.
+            worth = header.compile_seconds * FETCH_SHARE
+            data: bytes = self._foreground(
+                lambda: client.fetch(
+                    wanted,
+                    self.link.patience,
+                    most_bytes=len(header.prefix()) + header.payload_bytes,
+                    most_seconds=min(MOST_FETCH_SECONDS, max(LEAST_FETCH_SECONDS, worth)),
+                )
+            )
             return data
 
         try:
-            found = take(lookup, request, hit, volume=self.link.volume, fetch=fetch)
+            found = take(lookup, request, hit, root=self.link.volume, fetch=fetch)
         except DeviceFull as exc:
             raise _Fallback(Outcome.ERROR, Reason.UNSHAREABLE, ColdstartError(str(exc))) from exc
         self._finish(lookup, Outcome.HIT, _hit_reason(lookup, hit), tier=hit.tier)
@@ -292,7 +317,10 @@ class Session:
         lease: pb.Lease,
     ) -> Any:
         """Compile under the lease and publish."""
-        self.heartbeat.start(client, lease.lease_id, self.link.hello.heartbeat_seconds or 5.0)
+        every = self.link.hello.heartbeat_seconds
+        if not LEAST_HEARTBEAT_SECONDS <= every <= MOST_HEARTBEAT_SECONDS:  # nor is NaN
+            every = HEARTBEAT_SECONDS
+        self.heartbeat.start(client, lease.lease_id, every)
         began = time.monotonic()
         try:
             with jax_internals.stock_cache_watch() as from_stock_cache:
@@ -378,7 +406,7 @@ class FromCompiler(BaseException):
     """Carries what the compiler raised past every handler of ours, untouched."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
+        super().__init__()  # its text is the error's own matter: asking for it may fail
         self.error = error
 
 
