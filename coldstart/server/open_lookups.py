@@ -14,6 +14,7 @@ from coldstart.store.names import check_key
 MAX_OPEN = 20_000  # the one that was silent longest gives way
 MAX_FINISHED = 50_000  # ids that were counted and are not counted again
 MAX_ID_CHARS = 128
+MAX_FEATURES = 2048
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class OpenLookups:
         Raises:
             InvalidRequest: not an id, or the id of a lookup that has ended.
         """
-        check_lookup_id(asker.lookup_id)
+        _check_asker(asker)
         if asker.lookup_id in self._finished:
             raise InvalidRequest(
                 f"lookup {asker.lookup_id!r} has ended; a new compile request takes a new lookup id"
@@ -101,6 +102,19 @@ class OpenLookups:
         """Those that were not heard of for longer than `patience` says."""
         now = self._now()
         return [one for one in self._open.values() if now - one.last_seen > patience(one)]
+
+
+def _check_asker(asker: Asker) -> None:
+    """What is kept for as long as a lookup is open is small, or 20 000 of them would fill the memory."""
+    check_lookup_id(asker.lookup_id)
+    if len(asker.namespace) > MAX_ID_CHARS:
+        raise InvalidRequest(f"a namespace has at most {MAX_ID_CHARS} characters")
+    if len(asker.cpu_features) > MAX_FEATURES or any(
+        len(feature) > MAX_ID_CHARS for feature in asker.cpu_features
+    ):
+        raise InvalidRequest(
+            f"a host has at most {MAX_FEATURES} CPU features of {MAX_ID_CHARS} characters each"
+        )
 
 
 def check_lookup_id(lookup_id: str) -> None:

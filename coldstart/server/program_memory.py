@@ -122,6 +122,7 @@ class ProgramMemory:
         size = OVERHEAD_BYTES + sum(
             len(text) for c in record.components for text in (c.value, c.detail)
         )
+        size += len(record.program_name) + sum(len(a) + len(b) for a, b in record.versions)
         self._records.put(key, record, size + sum(map(len, record.notes)))
         alias = self._aliases.get(raw_digest) if raw_digest else None
         if alias is not None and alias.key != key:

@@ -220,6 +220,11 @@ def test_ids_seconds_and_numbers_out_of_range(shared_daemon, asking, new_record)
             pb.LookupRequest(lookup_id="n", record=record, estimate_seconds=float("nan")),
             pb.LookupRequest(lookup_id="n", record=record, estimate_seconds=-1),
             pb.LookupRequest(lookup_id="n", raw_digest="../x"),
+            pb.LookupRequest(lookup_id="n", record=record, namespace="x" * 1000),
+            pb.LookupRequest(
+                lookup_id="n", record=record, host=pb.Host(cpu_features=map(str, range(5000)))
+            ),
+            pb.LookupRequest(lookup_id="n", record=record, host=pb.Host(cpu_features=["x" * 1000])),
             pb.LookupRequest(lookup_id="n", record=pb.KeyRecord(scheme="cs9")),
             pb.LookupRequest(lookup_id="n", record=pb.KeyRecord(scheme="cs1")),
         ],
