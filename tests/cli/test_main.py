@@ -49,6 +49,9 @@ MISTAKES = [
     (("daemon", "--store", "floppy:///a"), {}, "disk://"),
     (("daemon", "--config", "/none.toml"), {}, "/none.toml"),
     (("daemon", "--socket-group", "no-such-group"), {}, "no such group"),
+    (("stats", "--address", "http://x"), {}, "unix:///"),
+    (("stats", "--address", "tcp://x"), {}, "host:port"),
+    (("stats", "--address", "unix:relative"), {}, "unix:///"),
     (("lookup", "../etc/passwd"), {}, "not a key"),
     (("lookup",), {}, "KEY"),
 ]
