@@ -162,10 +162,10 @@ SLOW_READER = (
     """
 from coldstart.client import client as _client
 _fetch = _client.CacheClient.fetch
-def _paused(self, request, idle_seconds):
+def _paused(self, *args, **limits):
     open(os.environ["FETCHING"], "w").close()
     while not os.path.exists(os.environ["GO"]): time.sleep(0.01)
-    return _fetch(self, request, idle_seconds)
+    return _fetch(self, *args, **limits)
 _client.CacheClient.fetch = _paused
 """
     + COMPUTE
