@@ -417,15 +417,10 @@ def refuse_unknown(environ: Mapping[str, str]) -> None:
         raise ConfigError(message)
 
 
-def parsed_address(text: str, where: str) -> str:
-    """An address as clients take it. Raises ConfigError, which names `where` it stood."""
-    return str(CLIENT_SETTINGS[0].read(text, where))
-
-
 def default_address(environ: Mapping[str, str]) -> str:
     """Where clients look and the daemon listens when nobody says otherwise."""
     if environ.get(PREFIX + "ADDRESS"):
-        return parsed_address(environ[PREFIX + "ADDRESS"], PREFIX + "ADDRESS")
+        return str(CLIENT_SETTINGS[0].read(environ[PREFIX + "ADDRESS"], PREFIX + "ADDRESS"))
     if environ.get("XDG_RUNTIME_DIR", "").startswith("/"):
         return f"unix://{environ['XDG_RUNTIME_DIR'].rstrip('/')}/coldstart/coldstart.sock"
     return f"unix://{_home(environ)}/.cache/coldstart/coldstart.sock"

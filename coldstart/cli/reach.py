@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import click
 
 from coldstart.client.client import CacheClient
-from coldstart.config import default_address, default_store, parsed_address
+from coldstart.config import CLIENT_SETTINGS, default_address, default_store
 from coldstart.errors import DaemonAbsent
 
 PATIENCE_SECONDS = 10.0  # a person waits; the daemon may be busy starting
@@ -19,7 +19,9 @@ PATIENCE_SECONDS = 10.0  # a person waits; the daemon may be busy starting
 @contextmanager
 def daemon(address: str | None) -> Iterator[CacheClient]:
     """A client of a live daemon. Raises DaemonError, and ConfigError for what is no address."""
-    where = parsed_address(address, "--address") if address else default_address(os.environ)
+    where = default_address(os.environ)
+    if address:
+        where = str(CLIENT_SETTINGS[0].read(address, "--address"))
     client = CacheClient(where, holder=_holder())
     try:
         client.connect(PATIENCE_SECONDS)
