@@ -14,6 +14,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,9 @@ class Setting:
         try:
             return self.parse(value)
         except (ValueError, TypeError) as exc:
-            raise ConfigError(
-                f"{where}={value!r}: {exc}; a value that works: {self.example}"
-            ) from exc
+            given = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+            message = f"{where}={given!r}: {exc}; a value that works: {self.example}"
+            raise ConfigError(message) from exc
 
 
 def _text(value: Any) -> str:
@@ -81,10 +82,10 @@ def _one_of(*words: str) -> Callable[[Any], str]:
 
 def _seconds(least: float, most: float) -> Callable[[Any], float]:
     def parse(value: Any) -> float:
-        number = float(value)
-        if isinstance(value, bool) or not least <= number <= most:
-            raise ValueError(f"wants seconds between {least:g} and {most:g}")
-        return number
+        with suppress(ValueError, TypeError):
+            if not isinstance(value, bool) and least <= float(value) <= most:
+                return float(value)
+        raise ValueError(f"wants seconds between {least:g} and {most:g}")
 
     return parse
 
@@ -347,7 +348,7 @@ CLIENT_SETTINGS: tuple[Setting, ...] = (
         "canonical",
         "observe: key and record, never load; exact: no rewrites; canonical: the default",
     ),
-    Setting("rules", _rules_off, "-dead-slice-offset", "rules that are switched off"),
+    Setting("rules", _rules_off, "-unread-fragment-offset", "rules that are switched off"),
     Setting("strict", _flag, "1", "raise where the hook would fall back to compiling"),
     Setting("disable", _flag, "1", "the hook stays inactive whatever else is set"),
     Setting("volume_root", _path, "/cache", "where this process sees the daemon's disk"),

@@ -77,7 +77,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "coldstart_lookups_total",
         "counter",
         ("outcome", "reason"),
-        "Finished lookups. Misses that stay high after a warm-up: compare keys with `coldstart lookup`.",
+        "Finished lookups. Misses that stay high after a warm-up: compare keys with `coldstart explain`.",
         tuple((o.value, r.value) for o, reasons in PAIRS.items() for r in reasons),
     ),
     Metric(

@@ -40,6 +40,9 @@ def _run(config: Path | None, **flags: Any) -> None:
     """Serve the cache to the processes of this host.
 
     Settings come from --config, then from COLDSTART_ variables named as the options, then from the options.
+    Without --listen: $COLDSTART_ADDRESS, else $XDG_RUNTIME_DIR/coldstart/coldstart.sock, else
+    ~/.cache/coldstart/coldstart.sock. Without --store: disk://, with the folder ~/.cache/coldstart/store.
+    The settings of processes that use it are listed by coldstart doctor.
     """
     settings = daemon_config(os.environ, file=config, flags=flags)
     from coldstart.server import app, logs

@@ -7,6 +7,7 @@ import os
 
 import click
 
+from coldstart.cli import reach
 from coldstart.client.checkup import Checkup, check_up
 from coldstart.config import parse_address
 from coldstart.errors import ConfigError
@@ -18,7 +19,7 @@ MARKS = {"ok": "ok", "note": "note", "problem": "PROBLEM", "skipped": "skipped"}
     epilog="Example: coldstart doctor --address unix:///run/coldstart/coldstart.sock",
     context_settings={"allow_interspersed_args": False},  # what follows PROGRAM is its own
 )
-@click.option("--address", metavar="ADDRESS", help="The daemon's; default: $COLDSTART_ADDRESS.")
+@click.option("--address", metavar="ADDRESS", help=reach.ADDRESS_HELP)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def doctor(address: str | None, as_json: bool, program: tuple[str, ...]) -> int:

@@ -31,7 +31,7 @@ KEY = f"cs1-{'0123456789abcdef' * 4}"
 @click.option("--nearest", is_flag=True, help="Compare KEY with the key that it just missed.")
 @click.option("--rules", "list_rules", is_flag=True, help="List the rules: reason and proof.")
 @click.option("--limit", default=SHOWN, show_default=True, help="Differences that are shown.")
-@click.option("--address", metavar="ADDRESS", help="The daemon's; default: $COLDSTART_ADDRESS.")
+@click.option("--address", metavar="ADDRESS", help=reach.ADDRESS_HELP)
 @click.option(
     "--store", "stores", multiple=True, metavar="URL", help="Look here, without a daemon."
 )
@@ -50,6 +50,8 @@ def command(
     Exit code 1 where nothing is known of a key.
     """
     if list_rules:
+        if what or nearest:
+            raise click.UsageError("--rules lists all rules; give it alone")
         click.echo(json.dumps(_rules(), indent=2) if as_json else explain_text.rules_text(_rules()))
         return 0
     if not 1 <= len(what) <= 2 or (nearest and len(what) != 1):
@@ -58,7 +60,7 @@ def command(
         for name in what:
             if not is_key(name):
                 raise click.UsageError(f"{name!r} is not a key; a key is cs1- and 64 hex digits")
-        with reach.daemon_or_store(address, stores) as client:
+        with reach.daemon_or_store(address, stores, only_look=True) as client:
             found = _of_keys(client, what, nearest, limit)
     else:
         if nearest:

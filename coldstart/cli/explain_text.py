@@ -97,7 +97,7 @@ def _side(side: dict[str, Any], limit: int) -> Iterator[str]:
     yield side["name"]
     record = side["record"]
     if record is not None:
-        yield f"  program    {record['program_name'] or 'no name'}"
+        yield f"  name       {record['program_name'] or 'none'}"
         for component in record["components"]:
             detail = f"  ({component['detail']})" if component["detail"] else ""
             yield f"  {component['name']:<9}  {_short(component['value']) or 'none'}{detail}"
@@ -106,12 +106,12 @@ def _side(side: dict[str, Any], limit: int) -> Iterator[str]:
     elif side["program"]:
         yield f"  program digest  {side['program']}"
     elif not side["programs"]:
-        yield "  nothing is known of this key: it has no artifact here, and the daemon was not asked for it"
+        yield "  nothing is known of this key: no artifact is here, and nobody asked for it since the daemon started"
     yield from _notes(side["notes"])
     if side["remembered"] > len(side["programs"]):
         yield f"  {side['remembered']} raw programs came to it, shown are {len(side['programs'])}"
     elif record is not None and not side["programs"]:
-        yield "  no raw program is remembered: it was never described to this daemon since it started"
+        yield "  no raw program is remembered: none was described to this daemon since it started"
     for program in side["programs"][:limit]:
         yield from _program(program, limit)
 

@@ -16,7 +16,7 @@ from coldstart.wire import KeyState
 
 @click.command(epilog=f"Example: coldstart lookup cs1-{'0123456789abcdef' * 4}")
 @click.argument("key")
-@click.option("--address", metavar="ADDRESS", help="The daemon's; default: $COLDSTART_ADDRESS.")
+@click.option("--address", metavar="ADDRESS", help=reach.ADDRESS_HELP)
 @click.option(
     "--store", "stores", multiple=True, metavar="URL", help="Look here, without a daemon."
 )
@@ -25,7 +25,7 @@ def lookup(key: str, address: str | None, stores: tuple[str, ...], as_json: bool
     """Show the state of KEY and its record. Exit code 1 where there is no artifact that this host can load."""
     if not is_key(key):
         raise click.UsageError(f"{key!r} is not a key; a key is cs1- and 64 hex digits")
-    with reach.daemon_or_store(address, stores) as client:
+    with reach.daemon_or_store(address, stores, only_look=True) as client:
         host = pb.Host(cpu_features=cpu_features())
         answer = client.batch(pb.BatchRequest(keys=[key], host=host)).answers[0]
         reply = client.record(key)
@@ -53,12 +53,12 @@ def lookup(key: str, address: str | None, stores: tuple[str, ...], as_json: bool
         if record is None:
             click.echo("  no record")
         else:
-            click.echo(f"  program          {record['program_name'] or 'no name'}")
+            click.echo(f"  name             {record['program_name'] or 'none'}")
             for component in record["components"]:
                 detail = f"  ({component['detail']})" if component["detail"] else ""
-                click.echo(f"  {component['name']:<16} {component['value']}{detail}")
+                click.echo(f"  {component['name']:<16} {component['value'] or 'none'}{detail}")
             for name, version in record["versions"].items():
-                click.echo(f"  version {name:<8} {version}")
+                click.echo(f"  version          {name} {version}")
             for note in record["notes"]:
                 click.echo(f"  note             {note}")
     return 0 if state is KeyState.PRESENT else 1

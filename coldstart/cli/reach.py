@@ -11,8 +11,9 @@ import click
 
 from coldstart.client.client import CacheClient
 from coldstart.config import CLIENT_SETTINGS, default_address, default_store
-from coldstart.errors import DaemonAbsent
+from coldstart.errors import ConfigError, DaemonAbsent
 
+ADDRESS_HELP = "The daemon's; default: $COLDSTART_ADDRESS, else where a daemon listens by default."
 PATIENCE_SECONDS = 10.0  # a person waits; the daemon may be busy starting
 
 
@@ -31,11 +32,15 @@ def daemon(address: str | None) -> Iterator[CacheClient]:
 
 
 @contextmanager
-def daemon_or_store(address: str | None, stores: Sequence[str]) -> Iterator[CacheClient]:
+def daemon_or_store(
+    address: str | None, stores: Sequence[str], *, only_look: bool = False
+) -> Iterator[CacheClient]:
     """A client of the live daemon; without one, of a daemon in this process, which is said on stderr.
 
-    Naming stores asks for the latter.
+    Naming stores asks for the latter; to `only_look`, they must be there: a mistyped folder is not made.
     """
+    if address is not None and stores:
+        raise click.UsageError("give --address or --store; --store does without a daemon")
     if not stores:
         try:
             with daemon(address) as client:
@@ -47,10 +52,21 @@ def daemon_or_store(address: str | None, stores: Sequence[str]) -> Iterator[Cach
             click.echo(f"no daemon ({exc}); using the store directly", err=True)
     from coldstart.server.in_process import daemon_in_process
 
+    if only_look:
+        _must_be_there(stores)
     urls = tuple(stores) or (default_store(os.environ),)
     with daemon_in_process(urls) as inner, daemon(inner) as client:
         click.echo(f"in-process daemon on {', '.join(urls)}", err=True)
         yield client
+
+
+def _must_be_there(stores: Sequence[str]) -> None:
+    from coldstart.store.urls import DiskStore, parse_store
+
+    for url in stores:
+        store = parse_store(url)
+        if isinstance(store, DiskStore) and not store.path.is_dir():
+            raise ConfigError(f"store {url!r}: there is no folder {store.path}; name a store")
 
 
 def _holder() -> str:

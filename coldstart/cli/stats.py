@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import click
@@ -13,7 +15,7 @@ from coldstart.server.stats_json import stats_json
 
 
 @click.command(epilog="Example: coldstart stats --json | jq .hit_rate")
-@click.option("--address", metavar="ADDRESS", help="The daemon's; default: $COLDSTART_ADDRESS.")
+@click.option("--address", metavar="ADDRESS", help=reach.ADDRESS_HELP)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def stats(address: str | None, as_json: bool) -> None:
     """Show what a daemon has counted since it started."""
@@ -66,9 +68,17 @@ def show(numbers: dict[str, Any]) -> None:
             f"{tier['limit_bytes']:,}" if tier["limit_bytes"] else "-",
         )
     console.print(table)
-    for event in numbers["events"][-10:]:
-        moment = time.strftime("%H:%M:%S", time.localtime(event["unix_seconds"]))
-        console.print(f"{moment} {event['kind']}: {event['message']}", markup=False)
+    for line in list(_events(numbers["events"]))[-10:]:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _events(events: list[dict[str, Any]]) -> Iterator[str]:
+    """One line for each run of equal events, with the time of the last."""
+    for (kind, message), group in groupby(events, key=lambda e: (e["kind"], e["message"])):
+        alike = list(group)
+        moment = time.strftime("%H:%M:%S", time.localtime(alike[-1]["unix_seconds"]))
+        times = f" ({len(alike)} times)" if len(alike) > 1 else ""
+        yield f"{moment} {kind}: {message}{times}"
 
 
 def _known(value: int) -> str:

@@ -28,7 +28,7 @@ MOST_JOBS = 8  # by default; a worker for a large model takes a gigabyte or two
 @click.command(epilog="Example: coldstart warm demo --target cpu:16")
 @click.argument("plan")
 @click.option("--target", required=True, metavar="TARGET", help=f"What to compile for: {EXAMPLES}.")
-@click.option("--address", metavar="ADDRESS", help="The daemon's; default: $COLDSTART_ADDRESS.")
+@click.option("--address", metavar="ADDRESS", help=reach.ADDRESS_HELP)
 @click.option(
     "--store", "stores", multiple=True, metavar="URL", help="Warm these, without a daemon."
 )
@@ -60,8 +60,9 @@ def warm(
 ) -> int:
     """Compile what PLAN lists and the cache lacks, and publish it.
 
-    PLAN is a preset (demo) or a file (ends in .toml or has a /). Progress goes to stderr; the last line of stdout
-    is one JSON object. Exit code 1 where something failed or was refused.
+    PLAN is a preset (demo) or a TOML file (ends in .toml or has a /) with model = "tiny-moe" or, for your own,
+    programs = "my_module:function"; coldstart/warmup/README.md shows one. Progress goes to stderr; the last line of
+    stdout is one JSON object. Exit code 1 where something failed or was refused.
     """
     wanted, aim = read_plan(plan), parse_target(target)
     aim.environment(os.environ)  # complains before anything is started

@@ -107,10 +107,14 @@ def show(warmed: Warmed) -> None:
     table.add_row(*(str(summary[name]) for name in ("programs", "distinct", *outcomes)))
     console.print(table)
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in warmed.seconds.items())
-    console.print(f"seconds: {seconds}; {summary['compile_seconds_covered']:.1f} covered")
+    covered = summary["compile_seconds_covered"]
+    console.print(f"seconds: {seconds}", soft_wrap=True)
+    console.print(f"who finds these programs stored is spared {covered:.1f} s of compiling")
     for problem in summary["problems"]:
         console.print(
-            f"{problem['outcome']}: {problem['program']}: {problem['message']}", markup=False
+            f"{problem['outcome']}: {problem['program']}: {problem['message']}",
+            markup=False,
+            soft_wrap=True,
         )
 
 

@@ -158,7 +158,7 @@ def test_a_key_that_nobody_asked_for(coldstart, told) -> None:
 
 
 def test_a_store_without_a_daemon_has_records_only(coldstart, tmp_path) -> None:
-    done = coldstart("explain", f"cs1-{'0' * 64}", "--store", f"disk://{tmp_path}/s")
+    done = coldstart("explain", f"cs1-{'0' * 64}", "--store", f"disk://{tmp_path}")
     assert done.returncode == 1 and "in-process daemon" in done.stderr
 
 

@@ -12,6 +12,7 @@ from coldstart import __version__
 from coldstart.cli import main
 from coldstart.config import DAEMON_SETTINGS, known_variables
 
+KEY = f"cs1-{'0' * 64}"
 PRESENT = ("daemon", "lookup", "stats")
 
 
@@ -54,6 +55,11 @@ MISTAKES = [
     (("stats", "--address", "unix:relative"), {}, "unix:///"),
     (("lookup", "../etc/passwd"), {}, "not a key"),
     (("lookup",), {}, "KEY"),
+    (("lookup", KEY, "--store", "disk:///no/such/store"), {}, "no folder"),
+    (("explain", KEY, "--store", "disk:///tmp", "--address", "unix:///tmp/s"), {}, "--store"),
+    (("explain", "--rules", KEY), {}, "alone"),
+    (("daemon", "--listen", "x"), {}, "--listen='x'"),
+    (("daemon", "--lease-seconds", "abc"), {}, "wants seconds"),
 ]
 
 
