@@ -233,7 +233,7 @@ def _daemon(found: Checkup, settings: ClientSettings) -> pb.HelloReply | None:
         fix = "mount it here and set COLDSTART_VOLUME_ROOT, to save a copy of each"
         add(Check("volume", "note", message, fix))
     else:
-        add(Check("volume", "ok", "the daemon has no disk; artifacts come by stream"))
+        add(Check("volume", "ok", "the daemon gives no paths; artifacts come by stream"))
     add(_threshold(hello.min_compile_seconds))
     return hello
 
@@ -385,6 +385,9 @@ def _program(
     ended = ", ".join(f"{name} {count}" for name, count in said["lookups"].items()) or "none"
     about = f"{program[0]}: {said['compiles']} compiles; Coldstart's lookups: {ended}"
     stock, early = said["stock_cache"], said["before_any_cache"]
+    if not said["hooked"] and not said["compiles"]:
+        yield Check("program", "note", f"{program[0]}: it compiled nothing")
+        return
     if not said["hooked"] and not stock["directory"]:
         fix = f"export COLDSTART_ADDRESS={settings.address}"
         yield Check("program", "problem", f"{about}; no cache was enabled in it", fix)

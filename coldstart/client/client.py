@@ -6,7 +6,6 @@ processes: `session` makes a new one after a fork.
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -96,7 +95,7 @@ class CacheClient:
             raise DaemonTimeout(f"no answer from {self.address} within {seconds:g} s") from exc
         except OSError as exc:
             raise DaemonAbsent(
-                f"no daemon at {self.address} ({os.strerror(exc.errno) if exc.errno else exc}); "
+                f"no daemon at {self.address} ({exc.strerror or exc}); "
                 f"start one with: coldstart daemon --listen {self.address}"
             ) from exc
 

@@ -384,6 +384,8 @@ class Session:
         spent = time.monotonic() - lookup.began
         seconds = lookup.seconds
         self._tally.add(outcome, reason, hook=max(0.0, spent - seconds["compile"]), **seconds)
+        name = lookup.identity.record.program_name
+        log.debug("%s: %s: %s %s", name, lookup.identity.key, outcome, reason)
         request = lookup.ending(outcome, reason, tier)
         if reason is Reason.DAEMON_ABSENT:
             return  # nobody to tell
