@@ -24,6 +24,10 @@ log = logging.getLogger("coldstart")
 PUBLISH_IDLE_SECONDS = 10.0  # for each piece; in the background, so nobody waits for it
 
 
+# A compile that fails so may well succeed where the handler, the plug-in or the memory is there.
+_LACKING = ("NOT_FOUND", "UNIMPLEMENTED", "FFI handler", "Cannot allocate memory", "bad_alloc")
+
+
 class Publisher:
     """One process's publishing side. Thread-safe."""
 
@@ -96,8 +100,12 @@ class Publisher:
         self._outbox.put("release a lease", release)
 
     def report_failure(self, client: CacheClient, lease_id: str, exc: Exception) -> None:
-        self._heartbeat.stop(lease_id)
+        """Tell the others why it failed, where that is about the program; what only this process lacks is not."""
         message = in_words(exc)
+        if any(words in message for words in _LACKING):
+            self.release(client, lease_id)
+            return
+        self._heartbeat.stop(lease_id)
         kind = Reason.NEGATIVE_OOM if "RESOURCE_EXHAUSTED" in message else Reason.NEGATIVE_COMPILE
         request = pb.FailRequest(
             lease_id=lease_id, kind=wire.reason_to_pb(kind), message=message[:2000]

@@ -176,6 +176,21 @@ def test_what_the_compiler_raises_reaches_the_caller_untouched(
     assert lookups()[Outcome.REFUSED, Reason.NEGATIVE_COMPILE] == 1
 
 
+def test_a_handler_that_one_process_lacks_is_not_held_against_the_program(
+    hook: Any, compiles: list[str]
+) -> None:
+    """No negative entry: whoever has the handler compiles and publishes at once."""
+
+    def calls(x: Any) -> Any:
+        return jax.ffi.ffi_call("nobody_registered_this", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    for _ in range(2):
+        with pytest.raises(Exception, match="nobody_registered_this"):
+            run(calls)
+    assert len(compiles) == 2
+    assert Outcome.REFUSED not in {outcome for outcome, _ in lookups()}
+
+
 # --- living beside others ------------------------------------------------------------------------
 
 
