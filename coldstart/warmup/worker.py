@@ -36,6 +36,7 @@ from coldstart.warmup.targets import parse_target
 
 FLUSH_SECONDS = 600.0  # of publishing one artifact, while the daemon answers
 FAREWELL_SECONDS = 5.0
+ANSWER_SECONDS = 2.0  # for lookups that are on their way when the end comes
 
 # Refusals that say what a program is; the others say what the service thinks of it now.
 _UNSHAREABLE = frozenset(
@@ -52,9 +53,9 @@ class Worker:
         self._say = channel.say
         self._lowered: dict[int, Lowered] = {}
         self._lock = threading.Lock()
-        self._leases: dict[
-            int, str
-        ] = {}  # entry -> lease, until its artifact is stored; under the lock
+        # Under the lock: entry -> lease, until its artifact is stored; entries whose answer is on its way.
+        self._leases: dict[int, str] = {}
+        self._asking: set[int] = set()
 
     def lower(self, entry: int) -> None:
         try:
@@ -85,11 +86,14 @@ class Worker:
             message = "lowering it once more gave another program; something in it is not fixed"
             self._say("settled", entry, outcome="failed", message=message)
             return
+        with self._lock:
+            self._asking.add(entry)
         threading.Thread(target=self._obtain, args=(entry, lowered), name=f"obtain-{entry}").start()
 
     def _obtain(self, entry: int, lowered: Lowered) -> None:
         settled = self._settle(entry, lowered)
         with self._lock:
+            self._asking.discard(entry)
             self._leases.pop(entry, None)
         self._say("settled", entry, **settled)
 
@@ -100,11 +104,12 @@ class Worker:
         def answered(answer: Answered) -> None:
             nonlocal last
             last = answer
+            with self._lock:
+                self._asking.discard(entry)
+                if answer.kind == "lease":
+                    self._leases[entry] = answer.lease_id
             if answer.kind == "wait":
                 self._say("waiting", entry)
-            elif answer.kind == "lease":
-                with self._lock:
-                    self._leases[entry] = answer.lease_id
 
         def compile_module(module: Any) -> Any:
             if last.kind == "refused":  # serving would compile; here it is something to report
@@ -154,6 +159,9 @@ class Worker:
     def farewell(self) -> None:
         """Publish what is compiled, give the other leases back."""
         self._session.outbox.flush(FAREWELL_SECONDS)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while self._asking and time.monotonic() < deadline:
+            time.sleep(0.01)  # the answer may be a lease, and nobody would know of it
         with self._lock:
             leases = list(self._leases.values())
         for lease in leases:

@@ -74,8 +74,8 @@ def test_trouble_stops_nobody_else(warm: Any, daemon: Any, tmp_path: Path) -> No
     ran = warm(warm.plan("troubled"), "--manifest", str(manifest))
     assert ran.code == 1, ran.stderr
     summary = ran.summary
-    assert (summary["programs"], summary["distinct"]) == (7, 6)  # the twins are one
-    assert (summary["compiled"], summary["failed"], summary["unshareable"]) == (2, 3, 1)
+    assert (summary["programs"], summary["distinct"]) == (8, 7)  # the twins are one
+    assert (summary["compiled"], summary["failed"], summary["unshareable"]) == (2, 4, 1)
     problems = {problem["program"]: problem["message"] for problem in summary["problems"]}
     assert problems["raises"] == "ValueError: a shape is wrong"
     assert "SIGKILL" in problems["dies"]
@@ -83,12 +83,15 @@ def test_trouble_stops_nobody_else(warm: Any, daemon: Any, tmp_path: Path) -> No
     assert problems["partitioned"].startswith("pointer:")
     assert daemon.artifacts() == 2
     assert not manifest.exists()
-    # A failed compile is remembered for a while: the next run reports it and doesn't try again.
+    assert "xla_no_such_option" in problems["unknown-option"]
+    # A failed compile is remembered for a while: the next run reports it and doesn't try again. What only
+    # the process lacked (a handler) is tried again.
     again = warm(warm.plan("troubled")).summary
     assert (again["compiled"], again["reused"]) == (0, 2)
-    assert (again["failed"], again["refused"], again["unshareable"]) == (2, 1, 1)
-    refused = [p for p in again["problems"] if p["outcome"] == "refused"]
-    assert refused[0]["message"].startswith("negative-compile: ")
+    assert (again["failed"], again["refused"], again["unshareable"]) == (3, 1, 1)
+    (refused,) = (p for p in again["problems"] if p["outcome"] == "refused")
+    assert refused["program"] == "unknown-option"
+    assert refused["message"].startswith("negative-compile: ")
 
 
 def test_killed_in_the_middle_it_goes_on_where_it_was(warm: Any, daemon: Any) -> None:

@@ -65,13 +65,22 @@ def troubled() -> list[Program]:
         Program("raises", {}, raises),
         Program("dies", {}, dies),
         Program("unknown-call", {}, unknown_call),
+        Program("unknown-option", {}, unknown_option),
         Program("partitioned", {}, partitioned, devices=2),
         good,
     ]
 
 
+def unknown_option(devices: Sequence[Any]) -> Any:
+    """Lowers; every compiler of this build refuses it."""
+    import jax
+
+    argument = jax.ShapeDtypeStruct((4,), "float32")
+    return jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": "1"}).lower(argument)
+
+
 def unknown_call(devices: Sequence[Any]) -> Any:
-    """Lowers; the compiler refuses it."""
+    """Lowers; the compiler of this process refuses it: another one may have the handler."""
     import jax
 
     result = jax.ShapeDtypeStruct((4,), "float32")
