@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from coldstart.errors import InvalidRequest
 from coldstart.identity.key import Component, KeyRecord
+from coldstart.identity.rewrite import Rewrite
 from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 
@@ -94,6 +95,28 @@ def record_from_pb(message: pb.KeyRecord) -> KeyRecord:
         versions=tuple(sorted(message.versions.items())),
         notes=tuple(message.notes),
         scheme=message.scheme,
+    )
+
+
+def rewrite_to_pb(rewrite: Rewrite) -> pb.Rewrite:
+    return pb.Rewrite(
+        rule=rewrite.rule,
+        function=rewrite.function,
+        op=rewrite.op,
+        attribute=rewrite.attribute,
+        value=rewrite.value,
+        reason=rewrite.reason,
+    )
+
+
+def rewrite_from_pb(message: pb.Rewrite) -> Rewrite:
+    return Rewrite(
+        message.rule,
+        message.function,
+        message.op,
+        message.attribute,
+        message.value,
+        message.reason,
     )
 
 

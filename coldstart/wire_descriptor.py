@@ -15,8 +15,7 @@ from coldstart.identity.descriptor import (
     Limits,
     column,
 )
-from coldstart.identity.rewrite import Rewrite
-from coldstart.rpc.v1 import cache_pb2, descriptor_pb2
+from coldstart.rpc.v1 import descriptor_pb2
 
 # Column of the domain -> (message field, its column); "" means the field is the column.
 _COLUMNS = {
@@ -130,26 +129,4 @@ def descriptor_from_pb(
         version=message.version,
         limits=limits,
         **columns,
-    )
-
-
-def rewrite_to_pb(rewrite: Rewrite) -> cache_pb2.Rewrite:
-    return cache_pb2.Rewrite(
-        rule=rewrite.rule,
-        function=rewrite.function,
-        op=rewrite.op,
-        attribute=rewrite.attribute,
-        value=rewrite.value,
-        reason=rewrite.reason,
-    )
-
-
-def rewrite_from_pb(message: cache_pb2.Rewrite) -> Rewrite:
-    return Rewrite(
-        message.rule,
-        message.function,
-        message.op,
-        message.attribute,
-        message.value,
-        message.reason,
     )

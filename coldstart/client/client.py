@@ -38,7 +38,6 @@ T = TypeVar("T")
 SMALL_CALL_SECONDS = 1.0
 CONNECT_SECONDS = 0.3
 REQUEST_ID = "coldstart-request-id"  # trailing metadata of every answer of a daemon
-FETCH_MAX_SECONDS = 600.0
 LOOKUP_SECONDS = 10.0  # a lookup may have to ask slow tiers
 MAX_MESSAGE_BYTES = 64 << 20  # descriptors; artifacts travel in chunks
 
@@ -165,7 +164,7 @@ class CacheClient:
         idle_seconds: float,
         *,
         most_bytes: int,
-        most_seconds: float = FETCH_MAX_SECONDS,
+        most_seconds: float,
     ) -> bytes:
         """A whole artifact's bytes, unchecked; goes on while no pause is longer than `idle_seconds`.
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 from coldstart.client import jax_internals, target
-from coldstart.client.loader import Present
 from coldstart.client.report import Report
 from coldstart.client.session import FromCompiler, Session
 from coldstart.config import ClientSettings, client_settings, unknown_settings
@@ -96,10 +95,10 @@ class Hook:
     def _obtain(
         self, original: jax_internals.Compile, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        outcome: list[
-            Any
-        ] = []  # what the compiler did, so that trouble of ours never compiles twice
-        refused: list[BaseException] = []  # what it raised for the caller's own module
+        # What the compiler made, and what it raised for the caller's own module: trouble of ours must never
+        # compile twice.
+        outcome: list[Any] = []
+        refused: list[BaseException] = []
 
         def compile_module(module: Any) -> Any:
             try:
@@ -113,7 +112,7 @@ class Hook:
         try:
             request = jax_internals.request_of(args, kwargs)
             arguments = jax_internals.arguments_of(request)
-            found = self.session().obtain(
+            return self.session().obtain(
                 request,
                 lambda: compile_module(request.computation),
                 compile_module=compile_module,
@@ -128,10 +127,6 @@ class Hook:
             if refused:
                 raise refused[-1] from refused[-1].__cause__
             return outcome[-1] if outcome else original(*args, **kwargs)
-        if isinstance(found, Present):
-            # Described devices: the bytes are there, but nothing here can load them.
-            return original(*args, **kwargs)
-        return found
 
     def _say_at_exit(self) -> None:
         session = self._sessions.get(os.getpid())

@@ -8,7 +8,6 @@ foreground doesn't call at all until a background thread has seen the daemon ans
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -28,10 +27,9 @@ RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)  # between background tries; the las
 
 
 class Link:
-    """One process's view of one daemon. Thread-safe; a fork gets a new one (see `pid`)."""
+    """One process's view of one daemon. Thread-safe; a fork gets a new one."""
 
     def __init__(self, address: str, *, holder: str, volume_root: Path | None = None) -> None:
-        self.pid = os.getpid()
         self.address = address
         self._holder = holder
         self._volume_root = volume_root

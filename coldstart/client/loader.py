@@ -60,7 +60,7 @@ def take(
     try:
         header = artifact.decode_header(hit.header)
         gates.check(header, _expected(lookup, request), host.cpu_features())
-        if not lookup.load or request.compile_only:
+        if not lookup.load:
             lookup.seconds["saved"] = header.compile_seconds
             return Present(header.key, header.digest, header.compile_seconds)
         began = time.monotonic()

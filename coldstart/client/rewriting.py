@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from coldstart import wire, wire_descriptor
+from coldstart import wire
 from coldstart.client import jax_module
 from coldstart.client.identify import Identity, identify, raw_digest
 from coldstart.client.jax_internals import CompileRequest
@@ -64,7 +64,7 @@ class Rewriting:
             return exact
         # Rules don't see each other's edits, so those of a rule that is off here can simply be left out.
         rewrites = [
-            wire_descriptor.rewrite_from_pb(r)
+            wire.rewrite_from_pb(r)
             for r in reply.rewrites.rewrites
             if r.rule not in self._rules_off
         ]

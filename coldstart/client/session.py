@@ -82,7 +82,6 @@ class Session:
         *,
         load: bool = True,
         planned: bool = False,
-        identity: Identity | None = None,
         compile_module: Callable[[Any], Any] | None = None,
         answered: Callable[[Answered], None] | None = None,
     ) -> Any:
@@ -92,7 +91,6 @@ class Session:
             compile: an ordinary compile of the request; what it raises goes to the caller as it is.
             load: False for machines that can't load what they compile: a hit then gives `Present`.
             planned: the request is an entry of a plan, stored whatever its size.
-            identity: of this request, where the caller has made it already; then nothing is rewritten.
             compile_module: a compile of another module with the request's options; without it nothing is rewritten.
             answered: told of every answer of the daemon before it is acted on.
 
@@ -100,23 +98,21 @@ class Session:
             ColdstartError: in strict mode only, where it would otherwise have compiled.
         """
         began = time.monotonic()
-        rewrite = identity is None and compile_module is not None
-        if identity is None:
-            try:
-                identity = identify(request, rules_off=self.settings.rules_off)
-            except Exception as exc:
-                if self.settings.strict:
-                    raise
-                self._warn(f"{request.module_name} can't be identified: {exc!r}")
-                self._tally.add(Outcome.ERROR, Reason.UNSHAREABLE)
-                return compile()
+        try:
+            identity = identify(request, rules_off=self.settings.rules_off)
+        except Exception as exc:
+            if self.settings.strict:
+                raise
+            self._warn(f"{request.module_name} can't be identified: {exc!r}")
+            self._tally.add(Outcome.ERROR, Reason.UNSHAREABLE)
+            return compile()
         lookup = Lookup(identity, planned, load, began=began, answered=answered)
         lookup.seconds["identify"] = time.monotonic() - began
         if identity.refusal is not None:
             log.info("%s is not shared: %s", request.module_name, identity.refusal_detail)
             return self._compile(lookup, compile, Outcome.REFUSED, identity.refusal)
         try:
-            if rewrite:
+            if compile_module is not None:
                 lookup.identity = self._canonical(lookup, request)
             module = lookup.identity.module
             if module is not None and compile_module is not None:
@@ -200,6 +196,10 @@ class Session:
             if kind == "hit":
                 if self._mode(reply) is wire.Mode.OBSERVE:
                     return self._compile(lookup, compile, Outcome.REFUSED, Reason.MODE_OBSERVE)
+                if (
+                    request.compile_only and lookup.load
+                ):  # described devices: nothing can load it here
+                    return self._compile(lookup, compile, Outcome.REFUSED, Reason.UNSHAREABLE)
                 try:
                     return self._take(lookup, request, client, reply.hit)
                 except BadCopy as bad:
@@ -345,9 +345,8 @@ class Session:
             else:
                 self.publisher.publish(lookup, request, executable, client, lease.lease_id)
         except Exception:
-            self.publisher.release(
-                client, lease.lease_id
-            )  # or everybody would wait for us until the end
+            # Or everybody would wait for us until the end.
+            self.publisher.release(client, lease.lease_id)
             raise
         self._finish(lookup, outcome, reason)
         return executable

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from coldstart.identity.descriptor import GraphDescriptor
-from coldstart.identity.liveness import Liveness
+if TYPE_CHECKING:  # the daemon handles rewrites without NumPy; its workers make them
+    from coldstart.identity.descriptor import GraphDescriptor
+    from coldstart.identity.liveness import Liveness
 
 FRAGMENT_OFFSET = "fragment.offset"
 

@@ -9,7 +9,6 @@ from coldstart import wire
 from coldstart.errors import InvalidRequest
 from coldstart.identity.nearest import nearest
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc
-from coldstart.server.cache_servicer import rewrite_to_pb
 from coldstart.server.lookups import Lookups
 from coldstart.server.standing import Snapshot, Standing
 from coldstart.store.names import check_key
@@ -42,7 +41,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
             reply.programs.add(
                 raw_digest=program.raw_digest,
                 descriptor=program.descriptor,
-                rewrites=[rewrite_to_pb(rewrite) for rewrite in program.alias.rewrites],
+                rewrites=[wire.rewrite_to_pb(rewrite) for rewrite in program.alias.rewrites],
                 abandoned=program.alias.abandoned,
             )
         return reply

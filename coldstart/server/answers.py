@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coldstart.artifact import Header
+from coldstart.identity.rewrite import Rewrite
 from coldstart.outcomes import Reason
 from coldstart.wire import KeyState, Mode
 
@@ -22,18 +23,6 @@ class Asker:
     mode: Mode = Mode.CANONICAL
     planned: bool = False  # an entry of a plan: size doesn't matter
     estimate_seconds: float = 0.0  # how long it thinks that the compile takes
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """One edit of an attribute on a dead value, as cache.proto documents it."""
-
-    rule: str
-    function: str
-    op: int
-    attribute: str
-    value: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

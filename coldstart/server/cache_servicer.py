@@ -22,7 +22,6 @@ from coldstart.server.answers import (
     Leased,
     NeedDescriptor,
     Refused,
-    Rewrite,
     Rewritten,
     Waiting,
 )
@@ -185,7 +184,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             return reply
         if isinstance(answer, Rewritten):
             reply.rewrites.SetInParent()
-            reply.rewrites.rewrites.extend(rewrite_to_pb(rewrite) for rewrite in answer.rewrites)
+            reply.rewrites.rewrites.extend(
+                wire.rewrite_to_pb(rewrite) for rewrite in answer.rewrites
+            )
             return reply
         reply.key = answer.key
         if isinstance(answer, Hit):
@@ -218,17 +219,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                 pb.Refused(reason=wire.reason_to_pb(answer.reason), message=answer.message)
             )
         return reply
-
-
-def rewrite_to_pb(rewrite: Rewrite) -> pb.Rewrite:
-    return pb.Rewrite(
-        rule=rewrite.rule,
-        function=rewrite.function,
-        op=rewrite.op,
-        attribute=rewrite.attribute,
-        value=rewrite.value,
-        reason=rewrite.reason,
-    )
 
 
 async def _read(artifact: Artifact) -> AsyncIterator[bytes]:

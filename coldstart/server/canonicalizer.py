@@ -24,7 +24,8 @@ from typing import Any
 
 import coldstart
 from coldstart.errors import InvalidDescriptor
-from coldstart.server.answers import Canonicalized, Rewrite
+from coldstart.identity.rewrite import Rewrite
+from coldstart.server.answers import Canonicalized
 from coldstart.server.frames import PEAK_BYTES, frame, receive
 
 log = logging.getLogger("coldstart.server")

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from coldstart.identity.key import KeyRecord
-from coldstart.server.answers import Canonicalized, Rewrite
+from coldstart.identity.rewrite import Rewrite
+from coldstart.server.answers import Canonicalized
 
 MAX_PROGRAMS = 100_000
 ALIAS_BYTES = 64 << 20

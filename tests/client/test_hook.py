@@ -226,6 +226,29 @@ def test_the_users_own_jax_cache_goes_on_working(
         jax.clear_caches()
 
 
+def test_described_devices_compile_though_it_is_stored_and_that_is_no_hit(
+    hook: Any, compiles: list[str]
+) -> None:
+    """Nothing here can load an executable for a TPU; a hit that saved nothing must not be counted as one."""
+    pytest.importorskip("libtpu")
+    from jax.experimental import topologies
+
+    devices = topologies.get_topology_desc("tpu7x:2x2x1", "tpu").devices
+    sharding = NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
+    argument = jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=sharding)
+    for _ in range(2):
+        jax.clear_caches()
+        jax.jit(lambda x: jnp.sin(x) * 3).lower(argument).compile()
+        assert coldstart.flush()
+    assert len(compiles) == 2
+    report = coldstart.report()
+    assert report is not None and report.saved_seconds == 0
+    assert report.lookups == {
+        (Outcome.MISS, Reason.COLD): 1,
+        (Outcome.REFUSED, Reason.UNSHAREABLE): 1,
+    }
+
+
 def test_the_callers_module_is_not_touched(hook: Any) -> None:
     """H18."""
     lowered = jax.jit(program).lower(X)

@@ -187,7 +187,7 @@ def test_a_call_whose_deadline_nobody_announces_ends(liar: tuple[Liar, str]) -> 
 def test_a_fetch_says_what_was_wrong(liar: tuple[Liar, str]) -> None:
     client = CacheClient(liar[1], holder="test")
     liar[0].stream = lambda: iter([b"12345", b"67890"])
-    assert client.fetch(pb.FetchRequest(), 5.0, most_bytes=10) == b"1234567890"
+    assert client.fetch(pb.FetchRequest(), 5.0, most_bytes=10, most_seconds=60) == b"1234567890"
     with pytest.raises(ArtifactCorrupt, match="9 bytes announced"):
-        client.fetch(pb.FetchRequest(), 5.0, most_bytes=9)
+        client.fetch(pb.FetchRequest(), 5.0, most_bytes=9, most_seconds=60)
     client.close()

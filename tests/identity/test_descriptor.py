@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from coldstart import wire
 from coldstart.errors import InvalidDescriptor
 from coldstart.identity.canonical import apply, canonicalize, digest_of
 from coldstart.identity.descriptor import (
@@ -27,8 +28,6 @@ from coldstart.identity.rewrite import Rewrite
 from coldstart.wire_descriptor import (
     descriptor_from_pb,
     descriptor_to_pb,
-    rewrite_from_pb,
-    rewrite_to_pb,
 )
 
 
@@ -127,7 +126,7 @@ def test_the_wire_keeps_everything():
     assert (back.fragments, back.final, back.framework) == (d.fragments, True, "hand")
     assert canonicalize(back) == canonicalize(d)
     rewrite = canonicalize(d).rewrites[0]
-    assert rewrite_from_pb(rewrite_to_pb(rewrite)) == rewrite
+    assert wire.rewrite_from_pb(wire.rewrite_to_pb(rewrite)) == rewrite
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -274,3 +273,11 @@ def test_a_hundred_thousand_nodes_are_compact():
     d = b.build(entry=main)
     assert len(descriptor_to_pb(d).SerializeToString()) < 20 * 100_000
     assert not canonicalize(d).rewrites
+
+
+def test_the_final_digest_covers_every_column() -> None:
+    """A column that the digest forgets would let two final descriptors that differ in it share an artifact."""
+    from coldstart.identity import canonical, descriptor
+
+    covered = {*canonical._TEXT_COLUMNS, *canonical._NUMBER_COLUMNS}
+    assert covered | {"read_reason"} == set(descriptor.COLUMNS)  # reasons are words for people
