@@ -4,10 +4,10 @@ One lookup is one compile request of a client. It is open from its first call un
 silent for too long; either way it is counted exactly once. All state lives on one event loop: no locks, and
 whatever was true before an `await` is looked at again after it.
 
-    find a variant that the host can load  -> hit, pinned until Finish
-    a fresh negative entry                 -> refused
-    nobody at it                           -> lease
-    somebody at it                         -> wait; Await ends as hit, lease, refused, or still waiting
+    ask_raw, ask_descriptor -> what may be rewritten
+    ask_record              -> hit, lease, wait or refused (resolver.py); Await ends as hit, lease, refused, or waits on
+    publish, fail, release  -> the end of a lease
+    finish                  -> counted
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
-from coldstart.artifact import Artifact, Header
+from coldstart.artifact import Artifact
 from coldstart.config import DaemonConfig
-from coldstart.errors import ArtifactError, InvalidRequest, LeaseLost, TierError, TooLarge
+from coldstart.errors import InvalidRequest, LeaseLost, TierError
 from coldstart.identity.key import KeyRecord, key_of
-from coldstart.lease.board import Busy, End, LeaseBoard
+from coldstart.lease.board import End, LeaseBoard
 from coldstart.outcomes import Outcome, Reason
 from coldstart.server.answers import (
     Answer,
     Asker,
     Canonicalize,
-    Hit,
     KeyAnswer,
-    Leased,
     NeedDescriptor,
     NoRewrites,
     Refused,
@@ -44,8 +42,9 @@ from coldstart.server.lease_book import LeaseBook
 from coldstart.server.negatives import NegativeEntries
 from coldstart.server.open_lookups import OpenLookup, OpenLookups, check_lookup_id
 from coldstart.server.program_memory import ProgramMemory
-from coldstart.server.publisher import Publication, Published, Publisher, reason_of
+from coldstart.server.publisher import Publication, Published, Publisher
 from coldstart.server.reason_sets import HOST_REASONS, NEGATIVE_REASONS, REJECT_REASONS
+from coldstart.server.resolver import Resolver, choose
 from coldstart.server.tally import Ending, Tally
 from coldstart.store.names import check_digest, check_key
 from coldstart.wire import KeyState, Mode
@@ -54,8 +53,6 @@ log = logging.getLogger("coldstart.server")
 
 MAX_REJECTS = 3  # of one digest by one lookup: repaired copies are worth another look, not for ever
 MAX_BATCH = 20_000
-WAIT_FACTOR = 1.5  # of the compile seconds that are on record
-LEAST_WAIT_SECONDS = 30.0
 SILENT_LEASES = 4  # lease times without a word, after which a lookup that held one is given up
 
 
@@ -86,6 +83,15 @@ class Lookups:
         self._leases = LeaseBook(board, self._negatives, tally, config.lease_seconds)
         self._publisher = Publisher(
             config, holdings, self._open, self._leases, self._negatives, self._memory, tally, now
+        )
+        self._resolver = Resolver(
+            config,
+            holdings,
+            self._leases,
+            self._negatives,
+            self._memory,
+            self._publisher,
+            tally,
         )
         self._closing = asyncio.Event()
 
@@ -146,7 +152,7 @@ class Lookups:
                 "this daemon serves the default namespace only; unset COLDSTART_NAMESPACE",
                 key,
             )
-        return await self._resolve(lookup)
+        return await self._resolver.resolve(lookup)
 
     async def wait(self, lookup_id: str, key: str, max_wait_seconds: float) -> Answer:
         """After `wait`: how it went on, no later than `max_wait_seconds`."""
@@ -160,11 +166,31 @@ class Lookups:
                 if refused is not None:
                     return refused
             self._open.touch(lookup)
-            answer = await self._resolve(lookup)
+            answer = await self._resolver.resolve(lookup)
             if not isinstance(answer, Waiting):
                 return answer
             if self._closing.is_set() or deadline - self._now() <= 0:
                 return answer
+
+    async def _wait_for_end(self, lookup: OpenLookup, seconds: float) -> Refused | None:
+        """Until the lease on its key ends, the daemon closes, or `seconds` are over.
+
+        Returns what there is to say where the holder failed; else the store is asked again.
+        """
+        ended = asyncio.ensure_future(self._board.wait(lookup.key, seconds))
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait({ended, closing}, return_when=asyncio.FIRST_COMPLETED)
+            end = ended.result() if ended.done() else None
+        finally:
+            ended.cancel()
+            closing.cancel()
+        if end is None or end.why is not End.FAILED or end.failure is None:
+            return None
+        reason = Reason(end.failure.kind)
+        if reason is Reason.TOO_SMALL and lookup.asker.planned:
+            return None
+        return Refused(reason, end.failure.message, lookup.key)
 
     async def reject(self, lookup_id: str, key: str, digest: str, reason: Reason) -> Answer:
         """A copy that was served is bad: out of the way with it, then the next answer."""
@@ -177,9 +203,9 @@ class Lookups:
         if reason in HOST_REASONS or lookup.rejected[digest] >= MAX_REJECTS:
             lookup.excluded.add(digest)
         if reason not in HOST_REASONS:
-            self._unpin(lookup, digest)
+            self._resolver.unpin(lookup, digest)
             await self._quarantine(lookup, digest, reason)
-        return await self._resolve(lookup)
+        return await self._resolver.resolve(lookup)
 
     async def fetch(self, lookup_id: str, key: str, digest: str) -> Artifact | None:
         """The artifact, for a stream; None: gone."""
@@ -286,7 +312,7 @@ class Lookups:
 
     async def _settle(self, lookup: OpenLookup) -> None:
         for digest in tuple(lookup.pins):
-            self._unpin(lookup, digest)
+            self._resolver.unpin(lookup, digest)
         if lookup.lease_id:
             await self.release(lookup.lease_id)
 
@@ -315,132 +341,3 @@ class Lookups:
         """Of an artifact that is stored, else of a lookup that is remembered."""
         check_key(key)
         return await self._holdings.record(key) or self.programs.record(key)
-
-    # --- deciding ------------------------------------------------------------------------------
-
-    async def _resolve(self, lookup: OpenLookup) -> Answer:
-        try:
-            return await self._decide(lookup)
-        except (TierError, TooLarge) as exc:
-            # Not knowing is neither a miss nor a reason to make clients think the daemon is gone.
-            return Refused(reason_of(exc), str(exc), lookup.key)
-
-    async def _decide(self, lookup: OpenLookup) -> Answer:
-        key, asker = lookup.key, lookup.asker
-        while True:
-            publishes = self._publisher.count
-            header = choose(await self._holdings.find(key), asker.cpu_features, lookup.excluded)
-            observed = self._observe(lookup, header)
-            if observed is not None:
-                return observed
-            if header is not None:
-                hit = await self._hit(lookup, header)
-                if hit is not None:
-                    return hit
-            negative = self._negatives.get(key)
-            if negative is not None and not (asker.planned and negative.reason is Reason.TOO_SMALL):
-                return Refused(negative.reason, negative.message, key)
-            if lookup.lease_id:  # asked again, say after a lost reply: it is the same lease
-                try:
-                    await self.renew(lookup.lease_id)
-                    return self._leased(lookup)
-                except LeaseLost:
-                    pass
-            busy = await self._leases.acquire(lookup)
-            if busy is not None:
-                return self._waiting(key, busy)
-            if publishes == self._publisher.count:
-                return self._leased(lookup)
-            # Something was published between looking and leasing; it may have been this.
-            await self.release(lookup.lease_id)
-
-    def _observe(self, lookup: OpenLookup, header: Header | None) -> Answer | None:
-        """Observe mode takes nothing. A client that observes of itself is told what it would have hit."""
-        if least(self.mode, lookup.asker.mode) is not Mode.OBSERVE:
-            return None
-        if self.mode is not Mode.OBSERVE and header is not None:
-            return Hit(lookup.key, header, tier="")
-        would = "would be a hit" if header is not None else "would be a miss"
-        return Refused(Reason.MODE_OBSERVE, f"observe mode: {would}", lookup.key)
-
-    async def _hit(self, lookup: OpenLookup, header: Header) -> Hit | None:
-        self._unpin(lookup, header.digest)
-        lookup.pins[header.digest] = self._holdings.pin(header.digest, self._config.pin_seconds)
-        try:
-            found = await self._holdings.get(lookup.key, header.digest)
-        except ArtifactError as exc:  # put aside by now; the next look finds another copy or none
-            log.warning("%s", exc)
-            self._tally.event("quarantined", str(exc))
-            lookup.damage = Reason(exc.reason)
-            found = None
-        if found is None:  # or it went between finding and getting
-            self._unpin(lookup, header.digest)
-            return None
-        self._memory.see(header)
-        sees_volume = lookup.asker.sees_volume
-        path = self._holdings.path_of(lookup.key, header.digest) if sees_volume else ""
-        hit = Hit(lookup.key, header, found.tier, path, waited=lookup.waited)
-        lookup.served.pop(header.digest, None)
-        lookup.served[header.digest] = hit
-        return hit
-
-    def _why_missing(self, lookup: OpenLookup) -> Reason:
-        if lookup.damage is not None:
-            return lookup.damage
-        seen = self._memory.get(lookup.key) is not None and not lookup.rejected
-        return Reason.EVICTED if seen else Reason.COLD
-
-    def _leased(self, lookup: OpenLookup) -> Leased:
-        return Leased(
-            lookup.key,
-            lookup.lease_id,
-            self._config.lease_seconds,
-            reason=self._why_missing(lookup),
-        )
-
-    def _waiting(self, key: str, busy: Busy) -> Waiting:
-        known = self._memory.get(key)
-        if known is not None and known.compile_seconds > 0:
-            estimate = known.compile_seconds
-            most = max(LEAST_WAIT_SECONDS, WAIT_FACTOR * estimate)
-        else:  # a guess is no record: wait for as long as heartbeats come
-            estimate, most = busy.estimate_seconds, self._config.wait_seconds
-        return Waiting(key, busy.holder, estimate, most)
-
-    async def _wait_for_end(self, lookup: OpenLookup, seconds: float) -> Refused | None:
-        """Until the lease on its key ends, the daemon closes, or `seconds` are over.
-
-        Returns what there is to say where the holder failed; else the store is asked again.
-        """
-        ended = asyncio.ensure_future(self._board.wait(lookup.key, seconds))
-        closing = asyncio.ensure_future(self._closing.wait())
-        try:
-            await asyncio.wait({ended, closing}, return_when=asyncio.FIRST_COMPLETED)
-            end = ended.result() if ended.done() else None
-        finally:
-            ended.cancel()
-            closing.cancel()
-        if end is None or end.why is not End.FAILED or end.failure is None:
-            return None
-        reason = Reason(end.failure.kind)
-        if reason is Reason.TOO_SMALL and lookup.asker.planned:
-            return None
-        return Refused(reason, end.failure.message, lookup.key)
-
-    def _unpin(self, lookup: OpenLookup, digest: str) -> None:
-        if digest in lookup.pins:
-            self._holdings.unpin(lookup.pins.pop(digest))
-
-
-def choose(
-    headers: Iterable[Header],
-    cpu_features: frozenset[str],
-    excluded: Iterable[str] = (),
-) -> Header | None:
-    """The variant to hand out: of those that the host can load, the one that uses most of it."""
-    loadable = [
-        header
-        for header in headers
-        if cpu_features.issuperset(header.cpu_features) and header.digest not in set(excluded)
-    ]
-    return max(loadable, key=lambda h: (len(h.cpu_features), h.digest), default=None)
