@@ -141,11 +141,16 @@ class Holdings:
         except TierError:
             return ""
 
-    async def spool(self, header: Header) -> Path | None:
-        """A file of the whole artifact's size to write it to; the disk takes it over on `put`. None: no disk."""
+    async def open_spool(self, header: Header) -> Path | None:
+        """An empty file for the whole artifact; the disk takes it over on `put`. None: no disk."""
         if self._disk is None:
             return None
-        return await self._disk.reserve_spool(len(header.prefix()) + header.payload_bytes)
+        return await self._disk.open_spool(len(header.prefix()) + header.payload_bytes)
+
+    async def grow_spool(self, path: Path, to_bytes: int) -> None:
+        """Before more is written to such a file. Raises TierFull."""
+        if self._disk is not None:
+            await self._disk.grow_spool(path, to_bytes)
 
     async def standing(self) -> tuple[TierStanding, ...]:
         """How each tier stands."""

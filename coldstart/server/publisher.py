@@ -6,6 +6,7 @@ compile at once, all of them. Errors are for publishes that contradict themselve
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -59,6 +60,8 @@ class Published:
 
 class Publisher:
     """One daemon's way in for artifacts."""
+
+    idle_seconds = 30.0  # between two pieces of one publish
 
     def __init__(
         self,
@@ -155,7 +158,8 @@ class Publisher:
     async def _store(
         self, header: Header, record: KeyRecord, chunks: AsyncIterator[bytes]
     ) -> Header:
-        async with Spool(header, await self._holdings.spool(header)) as spool:
+        path = await self._holdings.open_spool(header)
+        async with Spool(header, path, self._holdings.grow_spool) as spool:
             return await self._holdings.put(await spool.take(chunks), record)
 
     async def _alive(
@@ -163,12 +167,23 @@ class Publisher:
     ) -> AsyncIterator[bytes]:
         """The chunks; while they come, the lease they come under is renewed."""
         renew_at = self._now() + self._config.heartbeat_seconds
-        async for chunk in chunks:
+        async for chunk in self._unless_silent(chunks):
             if self._now() >= renew_at:
                 await self._renew(lookup)
                 renew_at = self._now() + self._config.heartbeat_seconds
             yield chunk
         await self._renew(lookup)  # storing takes a moment too
+
+    async def _unless_silent(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The chunks; a publisher that stops half-way must not hold what it sent for ever."""
+        while True:
+            try:
+                chunk = await asyncio.wait_for(anext(chunks, None), self.idle_seconds)
+            except TimeoutError as exc:
+                raise InvalidRequest(f"publish was silent for {self.idle_seconds:g} s") from exc
+            if chunk is None:
+                return
+            yield chunk
 
     async def _renew(self, lookup: OpenLookup | None) -> None:
         if lookup is None or not lookup.lease_id:

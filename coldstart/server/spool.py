@@ -5,30 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from coldstart.artifact import Artifact, BytesPayload, FilePayload, Header
-from coldstart.errors import ArtifactCorrupt, TierError, TooLarge
+from coldstart.errors import ArtifactCorrupt, TooLarge
+from coldstart.store.disk_layout import translated
 
 SPOOL_BYTES = 4 << 20  # written at once: a hop to a thread per chunk would cost more than the write
+# Room is asked for as bytes arrive, for as much again as came already, up to this much ahead.
+AHEAD_BYTES = 64 << 20
 MAX_MEMORY_BYTES = 1 << 30  # without a disk the bytes are held in memory; more than this is refused
 
 _HEX = frozenset("0123456789abcdef")
 
 
+Grow = Callable[[Path, int], Awaitable[None]]
+
+
 class Spool:
     """Where the bytes of one publish go until they are known to be good. A context manager: leaves nothing behind.
 
-    `path` is a file that the disk reserved; it comes to hold a whole artifact, prefix first, so that the disk can
-    keep it as it is.
+    `path` is an empty file of the disk's; it comes to hold a whole artifact, prefix first, so that the disk can keep
+    it as it is. Before it is written to, `grow` is asked for the room: what is announced and never sent takes none.
     """
 
-    def __init__(self, header: Header, path: Path | None) -> None:
+    def __init__(self, header: Header, path: Path | None, grow: Grow) -> None:
         self._header = header
         self._path = path
+        self._grow = grow
+        self._room_bytes = 0
         self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
         self._size = 0
@@ -40,10 +48,12 @@ class Spool:
         header = self._header
         if self._path is not None:
             try:
-                self._file = await asyncio.to_thread(self._path.open, "r+b")
-                await asyncio.to_thread(self._file.write, header.prefix())
-            except OSError as exc:
-                raise TierError(f"spool: can't write {self._path.name}: {exc.strerror}") from exc
+                with translated("spooling", self._path):
+                    self._file = await asyncio.to_thread(self._path.open, "r+b")
+                    self._file.write(header.prefix())  # into the buffer
+            except BaseException:
+                self._close()
+                raise
         elif header.payload_bytes > MAX_MEMORY_BYTES:
             raise TooLarge(
                 f"payload is {header.payload_bytes} bytes; a daemon without a disk tier takes "
@@ -79,16 +89,24 @@ class Spool:
             )
         if self._file is None or self._path is None:
             return Artifact(self._header, BytesPayload(b"".join(self._kept)))
-        await asyncio.to_thread(self._file.close)
+        with translated("spooling", self._path):
+            await asyncio.to_thread(self._file.close)
         offset = len(self._header.prefix())
         return Artifact(self._header, FilePayload(self._path, offset, self._size))
 
     async def _flush(self) -> None:
         pending, self._pending, self._pending_bytes = self._pending, [], 0
-        try:
+        if self._path is None:
             await asyncio.to_thread(self._write, pending)
-        except OSError as exc:
-            raise TierError(f"spool: can't write: {exc.strerror}") from exc
+            return
+        prefix_bytes = len(self._header.prefix())
+        needed = prefix_bytes + self._size
+        if needed > self._room_bytes:
+            total = prefix_bytes + self._header.payload_bytes
+            self._room_bytes = min(total, 2 * needed, needed + AHEAD_BYTES)
+            await self._grow(self._path, self._room_bytes)
+        with translated("spooling", self._path):
+            await asyncio.to_thread(self._write, pending)
 
     def _write(self, pending: list[bytes]) -> None:
         for chunk in pending:
@@ -104,8 +122,12 @@ class Spool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what is still in its buffer: nobody wants it
+                self._file.close()
         if self._path is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()

@@ -1,7 +1,7 @@
 """Uploads: a publish that arrives in unary calls, one after the other, instead of one stream.
 
 A Python client can't stream while its interpreter ends: gRPC starts a thread for that, and none may be started any
-more. Each upload feeds the same publish as a stream does; one that falls silent is dropped. Bounded.
+more. Each upload feeds the same publish as a stream does, which drops one that falls silent. Bounded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from coldstart.server.publisher import Publication, Published
 
 MAX_UPLOADS = 256  # under way at once
 MAX_ID_CHARS = 128
-IDLE_SECONDS = 30.0  # between two calls of one upload
-CHUNKS_AHEAD = 4  # received and not yet written
+CHUNKS_AHEAD = 2  # received and not yet written
+MAX_PIECE_BYTES = 4 << 20  # of one call: what is held ahead is bounded by this
 
 Publish = Callable[[Publication, AsyncIterator[bytes]], Awaitable[Published]]
 
@@ -32,11 +32,10 @@ class _Upload:
 class Uploads:
     """Those under way, by the id that their client chose. On one event loop."""
 
-    def __init__(self, publish: Publish, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(self, publish: Publish) -> None:
         self._publish = publish
-        self._idle_seconds = idle_seconds
         self._running: dict[str, _Upload] = {}
-        self._ends: deque[str] = deque()  # ended and not yet asked about
+        self._ends: deque[tuple[str, _Upload]] = deque()  # ended, and kept for whoever asks last
 
     def __len__(self) -> int:
         return len(self._running)
@@ -51,8 +50,8 @@ class Uploads:
             raise TierFull(f"{MAX_UPLOADS} uploads are under way; try again later")
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(CHUNKS_AHEAD)
         task = asyncio.ensure_future(self._publish(publication, self._arriving(queue)))
-        self._running[upload_id] = _Upload(task, queue)
-        task.add_done_callback(lambda done: self._ended(upload_id, done))
+        upload = self._running[upload_id] = _Upload(task, queue)
+        task.add_done_callback(lambda done: self._ended(upload_id, upload))
 
     async def feed(self, upload_id: str, data: bytes, *, last: bool) -> Published | None:
         """Hand on a piece; with the last one, how the publish ended. Raises what the publish raises."""
@@ -60,6 +59,10 @@ class Uploads:
         if upload is None:
             raise InvalidRequest(
                 "no such upload; it ended, was silent for too long, or never began"
+            )
+        if len(data) > MAX_PIECE_BYTES:
+            raise InvalidRequest(
+                f"a piece has at most {MAX_PIECE_BYTES} bytes, this one {len(data)}"
             )
         pieces: list[bytes | None] = [data] if data else []
         for piece in (*pieces, *([None] if last else [])):
@@ -70,7 +73,7 @@ class Uploads:
         try:
             return await upload.task
         finally:
-            self._running.pop(upload_id, None)
+            self._drop(upload_id, upload)
 
     def close(self) -> None:
         for upload in self._running.values():
@@ -87,18 +90,20 @@ class Uploads:
 
     async def _arriving(self, queue: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
         while True:
-            try:
-                piece = await asyncio.wait_for(queue.get(), self._idle_seconds)
-            except TimeoutError as exc:
-                raise InvalidRequest(f"upload was silent for {self._idle_seconds:g} s") from exc
+            piece = await queue.get()
             if piece is None:
                 return
             yield piece
 
-    def _ended(self, upload_id: str, task: asyncio.Future[Published]) -> None:
-        if not task.cancelled():
-            task.exception()  # seen: whoever feeds it next gets it, and nobody may come
+    def _ended(self, upload_id: str, upload: _Upload) -> None:
+        if not upload.task.cancelled():
+            upload.task.exception()  # seen: whoever feeds it next gets it, and nobody may come
         # The last call's client is being answered; for one that never comes the end is kept a little.
-        self._ends.append(upload_id)
+        self._ends.append((upload_id, upload))
         while len(self._ends) > MAX_UPLOADS // 4:
-            self._running.pop(self._ends.popleft(), None)
+            self._drop(*self._ends.popleft())
+
+    def _drop(self, upload_id: str, upload: _Upload) -> None:
+        """Forget this one, and not another that took its id since."""
+        if self._running.get(upload_id) is upload:
+            del self._running[upload_id]

@@ -7,7 +7,7 @@
 A reader sees a whole artifact or a miss, whatever dies whenever. Layout: disk_layout.py; README.md beside it.
 
 Way in: DiskTier(root, limit_bytes=...). For handing files over by path: `pin`, then `get`, then `relative_path`.
-For publishing without a second copy: `reserve_spool`, write the artifact there, `put` it as a FilePayload.
+For publishing without a second copy: `open_spool`, write the artifact there, `put` it as a FilePayload.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import logging
 import os
 import re
 import secrets
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -32,13 +30,12 @@ from coldstart.errors import (
     ArtifactError,
     InvalidRequest,
     TierError,
-    TierFull,
-    TooLarge,
 )
 from coldstart.identity.key import KeyRecord
 from coldstart.store.disk_index import DiskIndex, Entry
 from coldstart.store.disk_layout import Layout, flocked, translated, unlink
-from coldstart.store.disk_space import INDEX_BYTES, Space, Usage
+from coldstart.store.disk_room import Room
+from coldstart.store.disk_space import Usage
 from coldstart.store.disk_sweep import Swept, sweep
 from coldstart.store.disk_tmp import TempFolder
 from coldstart.store.disk_write import check_in_place, copy_in, is_whole
@@ -51,7 +48,6 @@ log = logging.getLogger(__name__)
 DEFAULT_LIMIT_BYTES = 20 << 30
 READ_THREADS = 4  # disks gain little from more, and each may hold a chunk of memory
 WRITE_THREADS = 4  # their own, so that no reader waits behind a 600 MB publish or an eviction
-EVICTED_KEYS = 4096  # remembered so that a later miss can say why
 NONCE_BYTES = 32
 
 T = TypeVar("T")
@@ -80,9 +76,9 @@ class DiskTier:
         self._temps = TempFolder(self._layout.tmp)
         self._index = DiskIndex(self._layout, self._temps)
         self._pins = Pins(monotonic)
-        self._space_lock = threading.Lock()  # around _space; before the limit flock, before a key's
-        self._space = Space(self._layout, self._temps, limit_bytes)
-        self._evicted: OrderedDict[str, None] = OrderedDict()
+        self._room = Room(
+            self._layout, self._temps, self._index, self._pins, limit_bytes, recorder, self.name
+        )
         self._nonce: tuple[str, bytes] | None = None
         self._closed = False
         try:
@@ -179,23 +175,31 @@ class DiskTier:
         `put` of a FilePayload at that path and offset `len(header.prefix())` takes the file over by rename, after
         checking it. Whoever asked for the path unlinks it in the end, whatever happened (missing is fine).
         The bytes written there count against the limit, but nothing is evicted for them until `put`: prefer
-        `reserve_spool` where the size is known.
+        `open_spool` where the size is known.
         """
         with translated("spooling", self._layout.tmp):
             return self._temps.new_path()
 
-    async def reserve_spool(self, total_bytes: int) -> Path:
-        """As `spool_path`, for an artifact of exactly `total_bytes`: a file of that size, room made for it.
+    async def open_spool(self, total_bytes: int) -> Path:
+        """As `spool_path`, for an artifact of exactly `total_bytes`: an empty file. `grow_spool` before writing.
 
         Raises:
-            TooLarge: it never fits. TierFull: it doesn't fit now.
+            TooLarge: it never fits. TierFull: nothing fits now.
         """
-        reserving = asyncio.ensure_future(self._write(self._reserve, total_bytes, 0))
+        opening = asyncio.ensure_future(self._write(self._room.open_spool, total_bytes))
         try:
-            return await asyncio.shield(reserving)
+            return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            reserving.add_done_callback(_drop_unwanted)  # nobody will ever learn this path
+            opening.add_done_callback(_drop_unwanted)  # nobody will ever learn this path
             raise
+
+    async def grow_spool(self, path: Path, to_bytes: int) -> None:
+        """Let the file of an `open_spool` hold `to_bytes`, and give it that size; room is made for what is new.
+
+        Raises:
+            TierFull: there is no room now, or too much is being published at once.
+        """
+        await self._write(self._room.grow_spool, path, to_bytes)
 
     # Upkeep
 
@@ -209,7 +213,7 @@ class DiskTier:
 
     def evicted_recently(self, key: str) -> bool:
         """True if this process evicted an artifact of `key` and still remembers."""
-        return key in self._evicted
+        return self._room.evicted(key)
 
     # Below: blocking, in the pool
 
@@ -242,8 +246,7 @@ class DiskTier:
         return sweep(self._layout, self._index, self._temps)
 
     def _usage(self) -> Usage:
-        with self._space_lock:
-            return self._space.usage()
+        return self._room.usage()
 
     def _find(self, key: str) -> tuple[Header, ...]:
         return tuple(entry.header for entry in self._sound(key))
@@ -311,11 +314,11 @@ class DiskTier:
         with ExitStack() as undo:
             temp = self._spooled(artifact)
             if temp is None:
-                temp = self._reserve(prefix_bytes + header.payload_bytes, len(text))
+                temp = self._room.reserve(prefix_bytes + header.payload_bytes, len(text))
                 undo.callback(unlink, temp)
                 copy_in(artifact, temp, self._stamp())
             else:
-                self._make_room(len(text))
+                self._room.make(len(text))
                 check_in_place(artifact, temp, self._stamp())
             with flocked(self._layout.lock(header.key)), ExitStack() as uncommitted:
                 there = self._index.entry(header.key, header.variant)
@@ -325,7 +328,7 @@ class DiskTier:
                     return there.header
                 self._index.add(header, temp, text, uncommitted)
                 uncommitted.pop_all()
-        self._evicted.pop(header.key, None)
+        self._room.stored(header.key)
         return header
 
     def _spooled(self, artifact: Artifact) -> Path | None:
@@ -338,57 +341,11 @@ class DiskTier:
     def _adopt(self, there: Entry, text: str) -> Header:
         key = there.header.key
         if text and not self._layout.record(key).exists():
-            self._make_room(len(text))
+            self._room.make(len(text))
             with flocked(self._layout.lock(key)):
                 if self._index.entry(key, there.header.variant) is not None:
                     self._index.add_record(key, text)
         return there.header
-
-    def _reserve(self, total_bytes: int, beside_bytes: int) -> Path:
-        """A temporary file of `total_bytes`, with room made for it and for `beside_bytes` more."""
-        need = total_bytes + beside_bytes + INDEX_BYTES
-        if need > self.limit_bytes:
-            raise TooLarge(
-                f"disk: an artifact of {total_bytes} bytes never fits; the limit of {self.root} is "
-                f"{self.limit_bytes} (cs.limit)"
-            )
-        with self._space_lock, flocked(self._layout.limit_lock):
-            self._make_room_locked(need)
-            temp = self._temps.new_path()
-            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            try:
-                os.ftruncate(fd, total_bytes)  # this size is what other processes count
-            except OSError:
-                unlink(temp)
-                raise
-            finally:
-                os.close(fd)
-            return temp
-
-    def _make_room(self, need_bytes: int) -> None:
-        with self._space_lock, flocked(self._layout.limit_lock):
-            self._make_room_locked(need_bytes)
-
-    def _make_room_locked(self, need_bytes: int) -> None:
-        if self._space.make_room(need_bytes, self._evict):
-            return
-        if self._temps.sweep() and self._space.make_room(need_bytes, self._evict):
-            return
-        raise TierFull(
-            f"disk: no room for {need_bytes} bytes in {self.root}: what is there is pinned or being written; "
-            "retry, or raise cs.limit"
-        )
-
-    def _evict(self, path: Path) -> bool:
-        evicted = self._index.remove_object(path, self._pins)
-        if evicted is None:
-            return False
-        if evicted:
-            self._evicted[evicted] = None
-            while len(self._evicted) > EVICTED_KEYS:
-                self._evicted.popitem(last=False)
-        self._recorder(self.name, "evict", "ok", 0.0)
-        return True
 
     def _remove(self, key: str, digest: str, reason: str) -> bool:
         """Delete, or with a reason keep aside."""
@@ -399,8 +356,7 @@ class DiskTier:
                     aside = self._aside(digest, reason) if reason else None
                     removed = self._index.remove(key, entry, aside) or removed
         if reason:
-            with self._space_lock:
-                self._space.trim_quarantine(self.limit_bytes // 20)
+            self._room.trim_quarantine(self.limit_bytes // 20)
         return removed
 
     def _aside(self, digest: str, reason: str) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from coldstart.store.disk_layout import unlink
 
 OWNER_SUFFIX = ".owner"
+SPOOL_SUFFIX = ".spool"  # of files that grow while their bytes arrive
 
 
 class TempFolder:
@@ -26,9 +27,9 @@ class TempFolder:
         self._owner = ""
         self._owner_fd = -1
 
-    def new_path(self) -> Path:
+    def new_path(self, suffix: str = "") -> Path:
         """A fresh name of this owner. Takes the owner file at the first call (so a reader never writes)."""
-        return self.folder / f"{self._own()}-{secrets.token_hex(8)}"
+        return self.folder / f"{self._own()}-{secrets.token_hex(8)}{suffix}"
 
     def owns(self, path: Path) -> bool:
         """True for a path that `new_path` gave out in this process."""
@@ -38,12 +39,12 @@ class TempFolder:
             and path.name.startswith(f"{self._owner}-")
         )
 
-    def sizes(self) -> list[int]:
-        """Sizes of all unpublished files, of every process."""
+    def sizes(self, suffix: str = "") -> list[int]:
+        """Sizes of all unpublished files whose names end so, of every process."""
         found = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if entry.name.endswith(OWNER_SUFFIX):
+                if entry.name.endswith(OWNER_SUFFIX) or not entry.name.endswith(suffix):
                     continue
                 try:
                     found.append(entry.stat(follow_symlinks=False).st_size)

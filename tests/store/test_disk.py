@@ -99,7 +99,7 @@ async def test_a_spooled_artifact_is_taken_over_without_a_copy(
     made = new_artifact("a", b"y" * 10_000)
     prefix = made.header.prefix()
     for name, path in (
-        ("reserved", await disk.reserve_spool(len(prefix) + 10_000)),
+        ("reserved", await disk.open_spool(len(prefix) + 10_000)),
         ("free", disk.spool_path()),
     ):
         with path.open("r+b" if path.exists() else "wb") as file:
@@ -126,7 +126,7 @@ async def test_a_spooled_artifact_is_verified_and_left_to_its_owner_when_refused
 async def test_a_reservation_that_nobody_waits_for_is_dropped(disk: DiskTier, root: Path) -> None:
     await disk.usage()  # the start's scan is over
     with disk_layout.flocked(root / "v1" / "locks" / "limit"):
-        reserving = asyncio.ensure_future(disk.reserve_spool(1000))
+        reserving = asyncio.ensure_future(disk.open_spool(1000))
         await asyncio.sleep(0)
         reserving.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -222,7 +222,7 @@ async def test_what_never_fits_is_refused_before_anything_is_evicted(
     with pytest.raises(TooLarge, match=r"cs\.limit"):
         await tier.put(new_artifact("b", b"b" * 20_000), None)
     with pytest.raises(TooLarge):
-        await tier.reserve_spool(20_001)
+        await tier.open_spool(20_001)
     assert await has(tier, kept)
     await tier.close()
 

@@ -155,7 +155,7 @@ async def test_the_janitor_removes_what_crashes_left(
 
 
 async def test_a_live_owners_temporary_files_are_not_swept(disk: DiskTier, root: Path) -> None:
-    path = await disk.reserve_spool(100)
+    path = await disk.open_spool(100)
     other = DiskTier(root)
     assert (await other.sweep()).temps == 0 and path.exists()
     await disk.close()
