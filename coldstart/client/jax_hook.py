@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from coldstart.client import jax_internals, target
+from coldstart.client.fallback import FromCompiler
 from coldstart.client.report import Report
-from coldstart.client.session import FromCompiler, Session
+from coldstart.client.session import Session
 from coldstart.config import ClientSettings, client_settings, unknown_settings
 from coldstart.errors import ColdstartError, ConfigError
 from coldstart.identity import rules

@@ -245,13 +245,15 @@ def strip_locations(operation: Any) -> None:
     _passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(operation)
 
 
-def stripped_bytecode(module: Any) -> bytes:
-    """Bytecode of a clone of `module` without debug locations."""
+def bytecode(module: Any, *, keep_locations: bool = False) -> bytes:
+    """Bytecode of a module, without debug locations unless they are to be kept."""
+    out = io.BytesIO()
     with module.context:
-        copied = module.operation.clone()
-        strip_locations(copied.operation)
-        out = io.BytesIO()
-        copied.operation.write_bytecode(out)
+        operation = module.operation
+        if not keep_locations:
+            operation = operation.clone().operation
+            strip_locations(operation)
+        operation.write_bytecode(out)
     return out.getvalue()
 
 

@@ -30,7 +30,8 @@ class Answered:
 class Lookup:
     """One compile request on its way. Seconds add up to what Finish says."""
 
-    identity: Identity
+    program_name: str
+    platform: str
     planned: bool
     load: bool
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -41,11 +42,20 @@ class Lookup:
         None  # the first bad copy's reason: then a compile is an error, not a miss
     )
     unpublishable: bool = False  # what was compiled is not the module that the key names
+    identified: Identity | None = None  # None: not yet, or it can't be
+    raw_digest: str = ""  # that the daemon was asked by; "": by none
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(
             ("identify", "wait", "fetch", "load", "compile", "saved"), 0.0
         )
     )
+
+    @property
+    def identity(self) -> Identity:
+        """What it is asked for by. Only once it is identified."""
+        if self.identified is None:
+            raise ValueError(f"{self.program_name} is not identified yet")
+        return self.identified
 
     def tell(self, reply: pb.LookupReply) -> None:
         """Hand an answer to whoever wants to know."""
@@ -65,14 +75,19 @@ class Lookup:
         mode: wire.Mode,
         volume_proof: bytes,
         raw_digest: str = "",
+        may_hit: bool = False,
         descriptor: GraphDescriptor | None = None,
     ) -> pb.LookupRequest:
-        """A Lookup call: by raw digest, by descriptor, else by this request's key record."""
+        """A Lookup call: by raw digest, by descriptor, else by this request's key record.
+
+        Args:
+            may_hit: what this very program came to before may be answered at once; with a raw digest.
+        """
         request = pb.LookupRequest(
             lookup_id=self.id,
             namespace=namespace,
             host=pb.Host(
-                cpu_features=host.cpu_features() if self.identity.is_cpu else (),
+                cpu_features=host.cpu_features() if self.platform == "cpu" else (),
                 volume_proof=volume_proof,
                 mode=wire.mode_to_pb(mode),
                 planned=self.planned,
@@ -81,6 +96,7 @@ class Lookup:
         )
         if raw_digest:
             request.raw_digest = raw_digest
+            request.may_hit = may_hit
         elif descriptor is not None:
             request.descriptor = wire_descriptor.descriptor_to_pb(descriptor).SerializeToString()
         else:
@@ -92,11 +108,11 @@ class Lookup:
         seconds = self.seconds
         return pb.FinishRequest(
             lookup_id=self.id,
-            key=self.identity.key,
+            key=self.identified.key if self.identified is not None else "",
             outcome=wire.outcome_to_pb(outcome),
             reason=wire.reason_to_pb(reason),
             tier=tier,
-            program_name=self.identity.record.program_name,
+            program_name=self.program_name,
             compile_seconds=seconds["saved"] if outcome is Outcome.HIT else seconds["compile"],
             fetch_seconds=seconds["fetch"],
             load_seconds=seconds["load"],

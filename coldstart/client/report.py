@@ -22,6 +22,7 @@ class Report:
     load_seconds: float
     hook_seconds: float  # everything the hook took, the compiler's own time aside
     lost_seconds: float  # of these: on a daemon that did not answer
+    group_mismatches: int = 0  # programs of several processes that other members have otherwise
 
     def count(self, outcome: Outcome) -> int:
         return sum(n for (found, _), n in self.lookups.items() if found is outcome)
@@ -46,6 +47,7 @@ class Report:
             f"coldstart: {self.hits} of {total} programs hit, {self.saved_seconds:.1f} s of compiling saved, "
             f"{self.compile_seconds:.1f} s spent; the hook took {self.hook_seconds:.1f} s"
             + (f"; not hit: {reasons}" if reasons else "")
+            + (f"; group-mismatch: {self.group_mismatches}" if self.group_mismatches else "")
         )
 
 
@@ -56,6 +58,7 @@ class Tally:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _lookups: Counter[tuple[Outcome, Reason]] = field(default_factory=Counter)
     _seconds: Counter[str] = field(default_factory=Counter)
+    _group_mismatches: int = 0
 
     def add(self, outcome: Outcome, reason: Reason, **seconds: float) -> None:
         """Count one finished lookup; `seconds` are Report's fields without `_seconds`."""
@@ -64,8 +67,18 @@ class Tally:
             for name, value in seconds.items():
                 self._seconds[name] += value  # type: ignore[assignment]
 
+    def add_group_mismatch(self) -> None:
+        """Count one program; the lookup that it came by is counted for itself."""
+        with self._lock:
+            self._group_mismatches += 1
+
     def report(self, *, lost_seconds: float) -> Report:
         with self._lock:
             names = ("compile", "saved", "identify", "wait", "fetch", "load", "hook")
             totals = {f"{name}_seconds": float(self._seconds[name]) for name in names}
-            return Report(lookups=dict(self._lookups), lost_seconds=lost_seconds, **totals)
+            return Report(
+                lookups=dict(self._lookups),
+                lost_seconds=lost_seconds,
+                group_mismatches=self._group_mismatches,
+                **totals,
+            )

@@ -1,8 +1,13 @@
-"""Rewriting: what the daemon says may change about a program's dead values, before the program is keyed.
+"""Recognition: which key does a program have, in as few steps as can be trusted?
 
-The daemon is asked by raw digest first; it remembers rewrites under it. Only a program that it has not seen costs a
-descriptor. Whatever it answers, the key is made here, from the rewritten module itself, so a wrong memory can cost a
-miss and never a wrong hit.
+    raw digest → hit               this very program was asked for before and its artifact is here
+               → rewrites          known; made on a clone, confirmed one by one
+               → need_descriptor   not known: the descriptor goes out and rewrites come back, if a rule may find any
+    then the key, made here, from the very module that is compiled
+
+Only a hit by raw digest spares the hash of the normal form. The raw digest covers every byte of the caller's module
+(locations aside) and all that the key depends on, and the record that comes with the hit must hold this process's own
+options, target, flags and callbacks; before anything is compiled, the program is identified in full.
 """
 
 from __future__ import annotations
@@ -13,10 +18,11 @@ from collections.abc import Callable
 
 from coldstart import wire
 from coldstart.client import jax_module
-from coldstart.client.identify import Identity, identify, raw_digest
+from coldstart.client.identify import Identity, Surroundings, identify, raw_digest, recalled
 from coldstart.client.jax_internals import CompileRequest
 from coldstart.client.lookup import Lookup
-from coldstart.errors import InvalidDescriptor
+from coldstart.errors import ColdstartError, InvalidDescriptor
+from coldstart.identity.descriptor import GraphDescriptor
 from coldstart.rpc.v1 import cache_pb2 as pb
 
 log = logging.getLogger("coldstart")
@@ -24,6 +30,7 @@ log = logging.getLogger("coldstart")
 MAX_REMEMBERED = 10_000  # programs of this process whose rewritten module did not compile
 
 Ask = Callable[[pb.LookupRequest], pb.LookupReply]
+Question = Callable[..., pb.LookupRequest]
 
 
 class Rewriting:
@@ -32,53 +39,74 @@ class Rewriting:
     def __init__(self, rules_off: tuple[str, ...]) -> None:
         self._rules_off = rules_off
         self._lock = threading.Lock()
-        self._off: set[str] = set()  # exact keys
+        self._off: set[str] = set()  # raw digests
 
-    def possible(self, identity: Identity, request: CompileRequest, mode: wire.Mode) -> bool:
-        """Could any rule find something? Programs of several processes are never rewritten (I9)."""
-        return (
-            mode is wire.Mode.CANONICAL
-            and not identity.multi_process
-            and identity.key not in self._off
-            and jax_module.may_rewrite(request.computation)
-        )
+    def digest(self, request: CompileRequest, around: Surroundings, *, canonical: bool) -> str:
+        """What to ask by; "" where the program is to be asked for by its record only."""
+        raw = raw_digest(request, around, canonical=canonical)
+        return "" if raw in self._off else raw
 
     def seek(
         self,
         lookup: Lookup,
         request: CompileRequest,
+        around: Surroundings,
         ask: Ask,
-        question: Callable[..., pb.LookupRequest],
-    ) -> Identity:
-        """The identity to go on with: of the rewritten module, or the exact one where nothing may change."""
-        exact = lookup.identity
-        reply = ask(question(raw_digest=raw_digest(request, exact, self._rules_off)))
-        if reply.WhichOneof("answer") == "need_descriptor":
-            try:
-                descriptor = jax_module.describe(request.computation)
-            except InvalidDescriptor as exc:
-                log.info("%s is not rewritten: %s", request.module_name, exc)
-                return exact
-            reply = ask(question(descriptor=descriptor))
-        if reply.WhichOneof("answer") != "rewrites" or not reply.rewrites.rewrites:
-            return exact
+        question: Question,
+        *,
+        canonical: bool,
+        may_hit: bool,
+    ) -> tuple[Identity, pb.LookupReply | None]:
+        """The identity to go on with, and the answer where it was a hit by raw digest."""
+        reply = ask(question(raw_digest=lookup.raw_digest, may_hit=may_hit))
+        kind = reply.WhichOneof("answer")
+        if kind == "hit":
+            identity = _recall(request, around, reply)
+            if identity is not None:
+                return identity, reply
+            log.info("%s: what the daemon remembers of it is another program", request.module_name)
+            reply = ask(question(raw_digest=lookup.raw_digest))
+            kind = reply.WhichOneof("answer")
+        if kind == "need_descriptor" and canonical:
+            described = self._described(request)
+            if described is not None:
+                reply = ask(question(descriptor=described))
+                kind = reply.WhichOneof("answer")
         # Rules don't see each other's edits, so those of a rule that is off here can simply be left out.
         rewrites = [
             wire.rewrite_from_pb(r)
-            for r in reply.rewrites.rewrites
+            for r in (reply.rewrites.rewrites if kind == "rewrites" and canonical else ())
             if r.rule not in self._rules_off
         ]
-        if not rewrites:
-            return exact
         try:
-            return identify(request, rewrites=rewrites, rules_off=self._rules_off)
+            return identify(request, rewrites=rewrites, around=around), None
         except InvalidDescriptor as exc:  # the daemon's memory doesn't fit this module
             log.warning("%s: rewrites refused: %s", request.module_name, exc)
-            self.forget(exact)
-            return exact
+            self.forget(lookup.raw_digest)
+            return identify(request, around=around), None
 
-    def forget(self, exact: Identity) -> None:
+    def _described(self, request: CompileRequest) -> GraphDescriptor | None:
+        """None: no rule can find anything, or descriptors can't say this module."""
+        if not jax_module.may_rewrite(request.computation):
+            return None
+        try:
+            return jax_module.describe(request.computation)
+        except InvalidDescriptor as exc:
+            log.info("%s is not rewritten: %s", request.module_name, exc)
+            return None
+
+    def forget(self, raw: str) -> None:
         """No rewrites for this program any more: its rewritten module didn't fit or didn't compile."""
         with self._lock:
-            if len(self._off) < MAX_REMEMBERED:
-                self._off.add(exact.key)
+            if raw and len(self._off) < MAX_REMEMBERED:
+                self._off.add(raw)
+
+
+def _recall(
+    request: CompileRequest, around: Surroundings, reply: pb.LookupReply
+) -> Identity | None:
+    try:
+        identity = recalled(request, around, wire.record_from_pb(reply.hit.record))
+        return identity if identity is not None and identity.key == reply.key else None
+    except ColdstartError:
+        return None

@@ -22,8 +22,10 @@ from coldstart import artifact, wire
 from coldstart.artifact import Header
 from coldstart.client import host, jax_internals
 from coldstart.client.client import CacheClient
+from coldstart.client.fallback import Fallback, FromCompiler, of_daemon
+from coldstart.client.group_watch import GroupWatch, teller
 from coldstart.client.heartbeat import Heartbeat
-from coldstart.client.identify import Identity, identify
+from coldstart.client.identify import identify, surroundings
 from coldstart.client.jax_internals import CompileRequest
 from coldstart.client.link import Link
 from coldstart.client.loader import BadCopy, DeviceFull, take
@@ -33,14 +35,7 @@ from coldstart.client.publisher import Publisher, in_words
 from coldstart.client.report import Report, Tally
 from coldstart.client.rewriting import Rewriting
 from coldstart.config import ClientSettings
-from coldstart.errors import (
-    ArtifactError,
-    ColdstartError,
-    DaemonAbsent,
-    DaemonError,
-    DaemonTimeout,
-    InvalidRequest,
-)
+from coldstart.errors import ArtifactError, ColdstartError
 from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 
@@ -70,6 +65,8 @@ class Session:
         self.publisher = Publisher(self.outbox, self.heartbeat, self._warn)
         self.rewriting = Rewriting(settings.rules_off)
         self._tally = Tally()
+        telling = teller(self._tally, self.outbox, self.link)
+        self.group = GroupWatch(telling, strict=settings.strict)
         self._warned = threading.Event()
 
     def report(self) -> Report:
@@ -97,29 +94,33 @@ class Session:
         Raises:
             ColdstartError: in strict mode only, where it would otherwise have compiled.
         """
-        began = time.monotonic()
+        lookup = Lookup(request.module_name, request.platform, planned, load, answered=answered)
         try:
-            identity = identify(request, rules_off=self.settings.rules_off)
-        except Exception as exc:
-            if self.settings.strict:
+            try:
+                reply = self._identify(lookup, request, rewriting=compile_module is not None)
+            except (Fallback, FromCompiler):
                 raise
-            self._warn(f"{request.module_name} can't be identified: {exc!r}")
-            self._tally.add(Outcome.ERROR, Reason.UNSHAREABLE)
-            return compile()
-        lookup = Lookup(identity, planned, load, began=began, answered=answered)
-        lookup.seconds["identify"] = time.monotonic() - began
-        if identity.refusal is not None:
-            log.info("%s is not shared: %s", request.module_name, identity.refusal_detail)
-            return self._compile(lookup, compile, Outcome.REFUSED, identity.refusal)
-        try:
-            if compile_module is not None:
-                lookup.identity = self._canonical(lookup, request)
-            module = lookup.identity.module
-            if module is not None and compile_module is not None:
-                rewritten = self._or_raw(lookup, identity, partial(compile_module, module), compile)
-                return self._ask(lookup, request, rewritten)
+            except Exception as exc:
+                if self.settings.strict:
+                    raise
+                self._warn(f"{request.module_name} can't be identified: {exc!r}")
+                return self._compile(lookup, compile, Outcome.ERROR, Reason.UNSHAREABLE)
+            if reply is not None:
+                found = self._recall(lookup, request, reply)
+                if found is not None:
+                    return found
+                self._identify(lookup, request, rewriting=compile_module is not None, afresh=True)
+            identity = lookup.identity
+            if load:
+                self.group.note(request, identity)
+            if identity.refusal is not None:
+                log.info("%s is not shared: %s", request.module_name, identity.refusal_detail)
+                return self._compile(lookup, compile, Outcome.REFUSED, identity.refusal)
+            if identity.module is not None and compile_module is not None:
+                rewritten = partial(compile_module, identity.module)
+                return self._ask(lookup, request, self._or_raw(lookup, rewritten, compile))
             return self._ask(lookup, request, compile)
-        except _Fallback as fallback:
+        except Fallback as fallback:
             if self.settings.strict:
                 raise fallback.error from fallback.error.__cause__
             self._warn(f"{fallback.error}; compiling without the cache")
@@ -129,31 +130,65 @@ class Session:
         """Count a compile that was not even looked up."""
         self._tally.add(Outcome.REFUSED, reason)
 
-    # --- rewriting -----------------------------------------------------------------------------
+    # --- recognising ---------------------------------------------------------------------------
 
-    def _canonical(self, lookup: Lookup, request: CompileRequest) -> Identity:
-        """The identity that this request is asked for by: of its canonical module."""
-        mode = wire.Mode(self._wanted_mode())
-        if not self.rewriting.possible(lookup.identity, request, mode):
-            return lookup.identity
-        client = _daemon(self.link.client)
+    def _identify(
+        self, lookup: Lookup, request: CompileRequest, *, rewriting: bool, afresh: bool = False
+    ) -> pb.LookupReply | None:
+        """Find out what the request is asked for by. Returns the answer where that was a hit already.
 
-        def ask(question: pb.LookupRequest) -> pb.LookupReply:
-            reply: pb.LookupReply = self._foreground(
-                lambda: client.lookup(question, self.link.patience)
-            )
-            return reply
-
+        Args:
+            rewriting: a rewritten module can be compiled here.
+            afresh: what the daemon remembers of the key was of no use.
+        """
         began = time.monotonic()
         try:
-            return self.rewriting.seek(lookup, request, ask, self._question(lookup))
+            around = surroundings(request, rules_off=self.settings.rules_off)
+            mode = wire.Mode(self._wanted_mode())
+            alone = around.refusal is None and not around.multi_process  # several are exact (I9)
+            canonical = alone and rewriting and mode is wire.Mode.CANONICAL
+            # What is only described can't be loaded here, and whoever observes wants no answer.
+            may_hit = alone and lookup.load and not request.compile_only and not afresh
+            if canonical or (may_hit and mode is not wire.Mode.OBSERVE):
+                lookup.raw_digest = self.rewriting.digest(request, around, canonical=canonical)
+            if not lookup.raw_digest:
+                lookup.identified = identify(request, around=around)
+                return None
+            client = of_daemon(self.link.client)
+
+            def ask(question: pb.LookupRequest) -> pb.LookupReply:
+                reply: pb.LookupReply = self._foreground(
+                    lambda: client.lookup(question, self.link.patience)
+                )
+                return reply
+
+            lookup.identified, reply = self.rewriting.seek(
+                lookup,
+                request,
+                around,
+                ask,
+                self._question(lookup),
+                canonical=canonical,
+                may_hit=may_hit,
+            )
+            return reply
         finally:
             lookup.seconds["identify"] += time.monotonic() - began
+
+    def _recall(self, lookup: Lookup, request: CompileRequest, reply: pb.LookupReply) -> Any:
+        """The executable of a hit by raw digest; None where the copy is bad: then ask in full."""
+        lookup.tell(reply)
+        client = of_daemon(self.link.client)
+        try:
+            return self._take(lookup, request, client, reply.hit)
+        except BadCopy as bad:
+            lookup.trouble = bad.reason
+            self._reject(lookup, client, reply, bad)
+            return None
 
     def _or_raw(
         self,
         lookup: Lookup,
-        exact: Identity,
         rewritten: Callable[[], Any],
         raw: Callable[[], Any],
     ) -> Callable[[], Any]:
@@ -167,10 +202,10 @@ class Session:
                     raise
                 executable = raw()  # what this raises is the caller's
                 self._warn(
-                    f"{exact.record.program_name}: the compiler refuses the rewritten module "
+                    f"{lookup.program_name}: the compiler refuses the rewritten module "
                     f"({in_words(refused.error)[:200]}); compiled as it was, rules off for it"
                 )
-                self.rewriting.forget(exact)
+                self.rewriting.forget(lookup.raw_digest)
                 lookup.unpublishable = True
                 return executable
 
@@ -187,7 +222,7 @@ class Session:
     # --- the lookup ----------------------------------------------------------------------------
 
     def _ask(self, lookup: Lookup, request: CompileRequest, compile: Callable[[], Any]) -> Any:
-        client = _daemon(self.link.client)
+        client = of_daemon(self.link.client)
         question = self._question(lookup)()
         reply = self._foreground(lambda: client.lookup(question, self.link.patience))
         for _ in range(MAX_ANSWERS):
@@ -235,7 +270,7 @@ class Session:
 
     def _foreground(self, call: Callable[[], Any]) -> Any:
         """A call on the caller's time. A failure is a fallback; silence counts as time-out."""
-        return _daemon(lambda: self.link.foreground(call))
+        return of_daemon(lambda: self.link.foreground(call))
 
     def _wait(self, lookup: Lookup, client: CacheClient, reply: pb.LookupReply) -> Any:
         """The reply that ends the wait, or None when waiting longer is worse than compiling."""
@@ -283,14 +318,14 @@ class Session:
         try:
             found = take(lookup, request, hit, root=self.link.volume, fetch=fetch)
         except DeviceFull as exc:
-            raise _Fallback(Outcome.ERROR, Reason.UNSHAREABLE, ColdstartError(str(exc))) from exc
+            raise Fallback(Outcome.ERROR, Reason.UNSHAREABLE, ColdstartError(str(exc))) from exc
         self._finish(lookup, Outcome.HIT, _hit_reason(lookup, hit), tier=hit.tier)
         return found
 
     def _reject(
         self, lookup: Lookup, client: CacheClient, reply: pb.LookupReply, bad: BadCopy
     ) -> pb.LookupReply:
-        self._warn(f"a stored copy of {lookup.identity.record.program_name} is refused: {bad}")
+        self._warn(f"a stored copy of {lookup.program_name} is refused: {bad}")
         try:
             digest = artifact.decode_header(reply.hit.header).digest
         except ArtifactError:
@@ -383,8 +418,8 @@ class Session:
         spent = time.monotonic() - lookup.began
         seconds = lookup.seconds
         self._tally.add(outcome, reason, hook=max(0.0, spent - seconds["compile"]), **seconds)
-        name = lookup.identity.record.program_name
-        log.debug("%s: %s: %s %s", name, lookup.identity.key, outcome, reason)
+        key = lookup.identified.key if lookup.identified is not None else "no key"
+        log.debug("%s: %s: %s %s", lookup.program_name, key, outcome, reason)
         request = lookup.ending(outcome, reason, tier)
         if reason is Reason.DAEMON_ABSENT:
             return  # nobody to tell
@@ -392,7 +427,7 @@ class Session:
         def tell() -> None:
             self.link.client().finish(request)
 
-        self.outbox.put(f"finish {lookup.identity.record.program_name}", tell)
+        self.outbox.put(f"finish {lookup.program_name}", tell)
 
     def _warn(self, message: str) -> None:
         """The first trouble of a process is a warning; what follows is for those who look for it."""
@@ -401,40 +436,6 @@ class Session:
         else:
             self._warned.set()
             log.warning("%s", message)
-
-
-class FromCompiler(BaseException):
-    """Carries what the compiler raised past every handler of ours, untouched."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()  # its text is the error's own matter: asking for it may fail
-        self.error = error
-
-
-class _Fallback(Exception):
-    """The cache can't help now; `error` is what strict mode raises."""
-
-    def __init__(self, outcome: Outcome, reason: Reason, error: ColdstartError) -> None:
-        super().__init__(str(error))
-        self.outcome, self.reason, self.error = outcome, reason, error
-
-
-def _daemon(call: Callable[[], Any]) -> Any:
-    """Run a call to the daemon; its failures become the fallback that they call for."""
-    try:
-        return call()
-    except DaemonTimeout as exc:
-        raise _Fallback(Outcome.TIMEOUT, Reason.DEADLINE, exc) from exc
-    except DaemonAbsent as exc:
-        raise _Fallback(Outcome.ERROR, Reason.DAEMON_ABSENT, exc) from exc
-    except DaemonError as exc:
-        raise _Fallback(Outcome.ERROR, Reason.TIER_DOWN, exc) from exc
-    except InvalidRequest as exc:
-        raise _Fallback(Outcome.ERROR, Reason.VERSION, exc) from exc
-    except ArtifactError:
-        raise
-    except ColdstartError as exc:
-        raise _Fallback(Outcome.ERROR, Reason.TIER_DOWN, exc) from exc
 
 
 def _hit_reason(lookup: Lookup, hit: pb.Hit) -> Reason:

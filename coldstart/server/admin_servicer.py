@@ -41,7 +41,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
             reply.programs.add(
                 raw_digest=program.raw_digest,
                 descriptor=program.descriptor,
-                rewrites=[wire.rewrite_to_pb(rewrite) for rewrite in program.alias.rewrites],
+                rewrites=[wire.rewrite_to_pb(rewrite) for rewrite in program.alias.rewrites or ()],
                 abandoned=program.alias.abandoned,
             )
         return reply

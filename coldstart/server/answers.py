@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coldstart.artifact import Header
+from coldstart.identity.key import KeyRecord
 from coldstart.identity.rewrite import Rewrite
 from coldstart.outcomes import Reason
 from coldstart.wire import KeyState, Mode
@@ -77,6 +78,7 @@ class Hit:
     tier: str
     path: str = ""  # relative to the volume's root; empty: fetch it
     waited: bool = False
+    record: KeyRecord | None = None  # asked by raw digest: what the program came to
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         asker = self._asker(request)
         asked = request.WhichOneof("asked")
         if asked == "raw_digest":
-            return self._reply(await self._lookups.ask_raw(asker, request.raw_digest))
+            return self._reply(
+                await self._lookups.ask_raw(asker, request.raw_digest, may_hit=request.may_hit)
+            )
         if asked == "descriptor":
             return self._reply(await self._lookups.ask_descriptor(asker, request.descriptor))
         if asked == "record":
@@ -196,6 +198,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                     path=answer.path,
                     tier=answer.tier,
                     waited=answer.waited,
+                    record=wire.record_to_pb(answer.record) if answer.record else None,
                 )
             )
         elif isinstance(answer, Leased):

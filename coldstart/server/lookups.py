@@ -109,13 +109,22 @@ class Lookups:
 
     # --- asking --------------------------------------------------------------------------------
 
-    async def ask_raw(self, asker: Asker, raw_digest: str) -> Answer:
-        """By raw digest: the rewrites that are remembered, or: say more."""
+    async def ask_raw(self, asker: Asker, raw_digest: str, *, may_hit: bool = False) -> Answer:
+        """By raw digest: the artifact of what it came to before, the rewrites that are remembered, or: say more."""
         check_digest(raw_digest)
         lookup = await self._enter(asker)
-        if least(self.mode, asker.mode) is not Mode.CANONICAL:
-            return Rewritten(())  # whatever is remembered: it is an alias of another mode
-        lookup.raw_digest = raw_digest
+        mode = least(self.mode, asker.mode)
+        if (
+            mode is asker.mode
+        ):  # else it asks for what this daemon doesn't do: an alias of another mode
+            lookup.raw_digest = raw_digest
+            key = self.programs.key_of(raw_digest) if may_hit else ""
+            record = self.programs.record(key) if key else None
+            hit = await self._resolver.recall(lookup, key, record) if record else None
+            if hit is not None:
+                return hit
+        if mode is not Mode.CANONICAL:
+            return Rewritten(())
         known = self.programs.rewrites(raw_digest)
         if known is not None:
             return Rewritten(known)
@@ -139,12 +148,15 @@ class Lookups:
         """By key record: hit, lease, wait or refused."""
         key = key_of(record)
         lookup = await self._enter(asker)
+        if lookup.by_alias and lookup.key != key:  # the alias was wrong; `link` puts it right
+            await self._settle(lookup)
+            lookup.key = ""
         if lookup.key not in ("", key):
             raise InvalidRequest(
                 f"lookup {asker.lookup_id!r:.60} asked for {lookup.key[:16]} before, now for {key[:16]}; "
                 "a new compile request takes a new lookup id"
             )
-        lookup.key = key
+        lookup.key, lookup.by_alias = key, False
         self.programs.link(lookup.raw_digest, key, record)
         if asker.namespace:
             return Refused(

@@ -24,6 +24,7 @@ class OpenLookup:
     asker: Asker
     last_seen: float
     raw_digest: str = ""  # that it was first asked by, where it was
+    by_alias: bool = False  # `key` is what the raw digest came to before; the asker didn't say so
     key: str = ""
     lease_id: str = ""
     lost: bool = False  # held a lease that expired

@@ -5,8 +5,9 @@
     key        → its record, published or not
 
 Each bounded by count and by bytes, least recently used first; in memory only: after a restart, every program's first
-lookup brings its descriptor again. A wrong memory can cost a miss and nothing worse: clients make the key from the
-module that they rewrote, after they confirmed each edit on it.
+lookup brings its descriptor again. Wrong rewrites can cost a miss and nothing worse: clients make the key from the
+module that they rewrote, after they confirmed each edit on it. A key is what a client made of the very program that
+the raw digest names, and it is handed out only with an artifact and with the record behind it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Bounded(Generic[T]):
 class Alias:
     """What was answered to one raw digest."""
 
-    rewrites: tuple[Rewrite, ...]
+    rewrites: tuple[Rewrite, ...] | None  # None: nobody sent a descriptor
     abandoned: str = ""  # it was not canonicalized, and why: the next who asks may try again
     key: str = ""  # that it went on to; "": not yet
 
@@ -106,6 +107,11 @@ class ProgramMemory:
         alias = self._aliases.get(raw_digest)
         return None if alias is None or alias.abandoned else alias.rewrites
 
+    def key_of(self, raw_digest: str) -> str:
+        """The key that it went on to; "": not known."""
+        alias = self._aliases.get(raw_digest)
+        return "" if alias is None else alias.key
+
     def remember(self, raw_digest: str, found: Canonicalized) -> None:
         """What became of its descriptor."""
         alias = Alias(found.rewrites, found.abandoned)
@@ -125,8 +131,14 @@ class ProgramMemory:
         )
         size += len(record.program_name) + sum(len(a) + len(b) for a, b in record.versions)
         self._records.put(key, record, size + sum(map(len, record.notes)))
-        alias = self._aliases.get(raw_digest) if raw_digest else None
-        if alias is not None and alias.key != key:
+        if not raw_digest:
+            return
+        alias = self._aliases.get(raw_digest)
+        if alias is None:
+            alias = Alias(None)
+            for gone, old in self._aliases.put(raw_digest, alias, OVERHEAD_BYTES):
+                self._unlink(gone, old)
+        if alias.key != key:
             self._unlink(raw_digest, alias)
             alias.key = key
             self._by_key.setdefault(key, {})[raw_digest] = None
@@ -139,11 +151,11 @@ class ProgramMemory:
         return iter(self._records)
 
     def programs(self, key: str) -> list[RawProgram]:
-        """The raw programs that came to this key, latest first."""
+        """The raw programs that came to this key and may have been rewritten, latest first."""
         found = []
         for raw_digest in reversed(self._by_key.get(key, {})):
             alias = self._aliases.get(raw_digest)
-            if alias is not None:
+            if alias is not None and alias.rewrites is not None:
                 descriptor = self._descriptors.get(raw_digest) or b""
                 found.append(RawProgram(raw_digest, alias, descriptor))
         return found

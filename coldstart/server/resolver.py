@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 from coldstart.artifact import Header
 from coldstart.config import DaemonConfig
 from coldstart.errors import ArtifactError, LeaseLost, TierError, TooLarge
+from coldstart.identity.key import KeyRecord
 from coldstart.lease.board import Busy
 from coldstart.outcomes import Reason
 from coldstart.server.answers import Answer, Hit, Leased, Refused, Waiting, least
@@ -61,6 +63,26 @@ class Resolver:
         except (TierError, TooLarge) as exc:
             # Not knowing is neither a miss nor a reason to make clients think the daemon is gone.
             return Refused(reason_of(exc), str(exc), lookup.key)
+
+    async def recall(self, lookup: OpenLookup, key: str, record: KeyRecord) -> Hit | None:
+        """The artifact of what this raw program came to before, if it can be handed out at once. Takes no lease."""
+        asker = lookup.asker
+        if lookup.key not in ("", key) or asker.namespace:
+            return None
+        if Mode.OBSERVE in (asker.mode, self._mode):
+            return None
+        try:
+            header = choose(await self._holdings.find(key), asker.cpu_features, lookup.excluded)
+            if header is None or lookup.key not in ("", key):
+                return None
+            lookup.key, lookup.by_alias = key, True
+            hit = await self._hit(lookup, header)
+        except (TierError, TooLarge):
+            hit = None
+        if hit is None:  # the asker comes again, with its record
+            lookup.key, lookup.by_alias = "", False
+            return None
+        return replace(hit, record=record)
 
     async def _decide(self, lookup: OpenLookup) -> Answer:
         key, asker = lookup.key, lookup.asker
@@ -124,6 +146,8 @@ class Resolver:
     def _why_missing(self, lookup: OpenLookup) -> Reason:
         if lookup.damage is not None:
             return lookup.damage
+        if self._holdings.damaged(lookup.key):
+            return Reason.CORRUPT
         seen = self._memory.get(lookup.key) is not None and not lookup.rejected
         return Reason.EVICTED if seen else Reason.COLD
 

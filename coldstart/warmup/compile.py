@@ -67,7 +67,7 @@ class Workshop:
         return Lowered(
             request,
             identity,
-            len(jax_internals.stripped_bytecode(request.computation)),
+            len(jax_internals.bytecode(request.computation)),
             traced - began,
             identified - traced,
         )

@@ -24,8 +24,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from coldstart.client.fallback import FromCompiler
 from coldstart.client.lookup import Answered
-from coldstart.client.session import FromCompiler, Session
+from coldstart.client.session import Session
 from coldstart.config import client_settings
 from coldstart.errors import ColdstartError, ConfigError
 from coldstart.outcomes import Reason

@@ -319,12 +319,17 @@ def test_trouble_of_our_own_never_fails_the_caller_nor_compiles_twice(
 ) -> None:
     assert coldstart.install(daemon.address, strict=False)
     try:
-        for number, where in enumerate(("identify", "_ask", "_finish", "publish")):
-            from coldstart.client import publisher, session
+        from coldstart.client import publisher, rewriting, session
 
-            owner: Any = session.Session if where.startswith("_") else session
-            if where == "publish":
-                owner = publisher.Publisher
+        places: tuple[tuple[Any, str], ...] = (
+            (session, "surroundings"),
+            (rewriting, "raw_digest"),
+            (rewriting, "identify"),
+            (session.Session, "_ask"),
+            (session.Session, "_finish"),
+            (publisher.Publisher, "publish"),
+        )
+        for number, (owner, where) in enumerate(places):
 
             def broken(*args: Any, **kwargs: Any) -> Any:
                 raise ZeroDivisionError("ours")

@@ -202,7 +202,7 @@ class Host(_message.Message):
     def __init__(self, cpu_features: _Optional[_Iterable[str]] = ..., volume_proof: _Optional[bytes] = ..., mode: _Optional[_Union[Mode, str]] = ..., planned: bool = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("lookup_id", "namespace", "host", "holder", "estimate_seconds", "raw_digest", "descriptor", "record")
+    __slots__ = ("lookup_id", "namespace", "host", "holder", "estimate_seconds", "raw_digest", "descriptor", "record", "may_hit")
     LOOKUP_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,7 @@ class LookupRequest(_message.Message):
     RAW_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    MAY_HIT_FIELD_NUMBER: _ClassVar[int]
     lookup_id: str
     namespace: str
     host: Host
@@ -219,7 +220,8 @@ class LookupRequest(_message.Message):
     raw_digest: str
     descriptor: bytes
     record: KeyRecord
-    def __init__(self, lookup_id: _Optional[str] = ..., namespace: _Optional[str] = ..., host: _Optional[_Union[Host, _Mapping]] = ..., holder: _Optional[str] = ..., estimate_seconds: _Optional[float] = ..., raw_digest: _Optional[str] = ..., descriptor: _Optional[bytes] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ...) -> None: ...
+    may_hit: bool
+    def __init__(self, lookup_id: _Optional[str] = ..., namespace: _Optional[str] = ..., host: _Optional[_Union[Host, _Mapping]] = ..., holder: _Optional[str] = ..., estimate_seconds: _Optional[float] = ..., raw_digest: _Optional[str] = ..., descriptor: _Optional[bytes] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ..., may_hit: bool = ...) -> None: ...
 
 class LookupReply(_message.Message):
     __slots__ = ("need_descriptor", "rewrites", "hit", "lease", "wait", "refused", "mode", "key")
@@ -268,18 +270,20 @@ class Rewrites(_message.Message):
     def __init__(self, rewrites: _Optional[_Iterable[_Union[Rewrite, _Mapping]]] = ...) -> None: ...
 
 class Hit(_message.Message):
-    __slots__ = ("header", "path", "tier", "waited", "rewrites")
+    __slots__ = ("header", "path", "tier", "waited", "rewrites", "record")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     WAITED_FIELD_NUMBER: _ClassVar[int]
     REWRITES_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     header: bytes
     path: str
     tier: str
     waited: bool
     rewrites: _containers.RepeatedCompositeFieldContainer[Rewrite]
-    def __init__(self, header: _Optional[bytes] = ..., path: _Optional[str] = ..., tier: _Optional[str] = ..., waited: bool = ..., rewrites: _Optional[_Iterable[_Union[Rewrite, _Mapping]]] = ...) -> None: ...
+    record: KeyRecord
+    def __init__(self, header: _Optional[bytes] = ..., path: _Optional[str] = ..., tier: _Optional[str] = ..., waited: bool = ..., rewrites: _Optional[_Iterable[_Union[Rewrite, _Mapping]]] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "seconds", "reason", "rewrites")
