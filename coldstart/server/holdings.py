@@ -141,6 +141,10 @@ class Holdings:
         except TierError:
             return ""
 
+    def damaged(self, key: str) -> bool:
+        """True where a copy of `key` was damaged on the disk, has been taken away, and no other came since."""
+        return self._disk is not None and self._disk.damaged_recently(key)
+
     async def open_spool(self, header: Header) -> Path | None:
         """An empty file for the whole artifact; the disk takes it over on `put`. None: no disk."""
         if self._disk is None:

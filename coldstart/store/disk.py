@@ -30,6 +30,7 @@ from coldstart.errors import (
     ArtifactError,
     InvalidRequest,
     TierError,
+    TierFull,
 )
 from coldstart.identity.key import KeyRecord
 from coldstart.store.disk_index import DiskIndex, Entry
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 DEFAULT_LIMIT_BYTES = 20 << 30
 READ_THREADS = 4  # disks gain little from more, and each may hold a chunk of memory
 WRITE_THREADS = 4  # their own, so that no reader waits behind a 600 MB publish or an eviction
+DAMAGED_KEYS = 4096  # remembered so that a later miss can say why
 NONCE_BYTES = 32
 
 T = TypeVar("T")
@@ -79,6 +81,7 @@ class DiskTier:
         self._room = Room(
             self._layout, self._temps, self._index, self._pins, limit_bytes, recorder, self.name
         )
+        self._damaged: dict[str, None] = {}  # oldest first
         self._nonce: tuple[str, bytes] | None = None
         self._closed = False
         try:
@@ -215,6 +218,17 @@ class DiskTier:
         """True if this process evicted an artifact of `key` and still remembers."""
         return self._room.evicted(key)
 
+    def damaged_recently(self, key: str) -> bool:
+        """True if this process met an entry of `key` that was not sound, took it away, and nothing came since."""
+        return key in self._damaged
+
+    def check_writable(self) -> None:
+        """Raises TierError, with what to do, where nothing could ever be stored. A full disk is another matter."""
+        with translated("writing", self.root), suppress(TierFull):
+            self._layout.check_writable()
+            with translated("writing", self._layout.tmp):
+                self._temps.new_path()  # takes the owner file: really writes
+
     # Below: blocking, in the pool
 
     async def _read(self, work: Callable[..., T], *arguments: object) -> T:
@@ -256,6 +270,9 @@ class DiskTier:
         for name in unsound:
             if self._index.heal(key, name):
                 self._recorder(self.name, "heal", "ok", 0.0)
+                self._damaged[key] = None
+                while len(self._damaged) > DAMAGED_KEYS:
+                    self._damaged.pop(next(iter(self._damaged)), None)
         return sound
 
     def _get(self, key: str, digest: str) -> Artifact | None:
@@ -296,7 +313,7 @@ class DiskTier:
         path = self._layout.record(key)
         try:
             return KeyRecord.from_json(path.read_text())
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except (InvalidRequest, UnicodeDecodeError) as exc:
             log.warning("disk: %s is no key record: %s", path, exc)
@@ -329,6 +346,7 @@ class DiskTier:
                 self._index.add(header, temp, text, uncommitted)
                 uncommitted.pop_all()
         self._room.stored(header.key)
+        self._damaged.pop(header.key, None)
         return header
 
     def _spooled(self, artifact: Artifact) -> Path | None:
@@ -340,7 +358,7 @@ class DiskTier:
 
     def _adopt(self, there: Entry, text: str) -> Header:
         key = there.header.key
-        if text and not self._layout.record(key).exists():
+        if text and not self._layout.record(key).is_file():
             self._room.make(len(text))
             with flocked(self._layout.lock(key)):
                 if self._index.entry(key, there.header.variant) is not None:
@@ -361,7 +379,7 @@ class DiskTier:
 
     def _aside(self, digest: str, reason: str) -> Path:
         word = re.sub(r"[^a-z0-9-]", "", reason.lower())[:40]
-        return self._layout.quarantine / f"{time.time_ns():020}-{digest[:16]}-{word}.csa"
+        return self._layout.aside(f"{digest[:16]}-{word}.csa")
 
 
 def _drop_unwanted(reserving: asyncio.Future[Path]) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import stat
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,10 +110,14 @@ class DiskIndex:
         header_body = header.encode()
         index = self._layout.index(header.key, header.variant)
         self._drop_unsound(header.key, index.name)
+        if index.is_dir():
+            self._layout.displace(index)
         undo.callback(self._tidy, header.key)
 
         target = self._layout.object(header.digest, header_body)
         self._folder(target.parent)
+        if target.is_dir():
+            self._layout.displace(target)
         undo.callback(unlink, target)
         os.rename(temp, target)
         sync_folder(target.parent)
@@ -121,7 +126,7 @@ class DiskIndex:
             self.add_record(header.key, record)
 
         self._folder(index.parent.parent)
-        index.parent.mkdir(exist_ok=True)
+        self._make_folder(index.parent)
         entry = self._temps.new_path()
         undo.callback(unlink, entry)
         write_file(
@@ -145,9 +150,11 @@ class DiskIndex:
     def add_record(self, key: str, text: str) -> None:
         """Store a key record unless one is there. The caller holds the key's lock."""
         path = self._layout.record(key)
-        if path.exists():
+        if path.is_file():
             return
         self._folder(path.parent)
+        if path.is_dir():
+            self._layout.displace(path)
         temp = self._temps.new_path()
         try:
             write_file(temp, text.encode())
@@ -179,7 +186,7 @@ class DiskIndex:
         except (
             ArtifactError
         ):  # unreadable: no key to lock; an entry that names it is healed by its reader
-            unlink(path)
+            self._drop(path)
             return ""
         if not is_key(header.key):
             unlink(path)
@@ -215,7 +222,7 @@ class DiskIndex:
         """Raises FileNotFoundError: no such entry. Unsound: one that must not be believed."""
         try:
             text = (self._layout.key_folder(key) / name).read_bytes()
-        except IsADirectoryError:
+        except (IsADirectoryError, NotADirectoryError):
             raise FileNotFoundError(name) from None  # a stranger's
         try:
             data = json.loads(text)
@@ -231,10 +238,12 @@ class DiskIndex:
             raise Unsound("digest")
         path = self._layout.object(header.digest, body)
         try:
-            size = os.stat(path).st_size
-        except FileNotFoundError:
+            facts = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
             raise Unsound("object missing") from None
-        if size != 8 + len(body) + 32 + header.payload_bytes:
+        if not stat.S_ISREG(facts.st_mode):
+            raise Unsound("object is no file", path)
+        if facts.st_size != 8 + len(body) + 32 + header.payload_bytes:
             raise Unsound("object has another size", path)
         return Entry(header, path)
 
@@ -247,10 +256,16 @@ class DiskIndex:
             log.warning("disk: healed the index of %s (%s)", key, unsound)
             unlink(self._layout.key_folder(key) / name)
             if unsound.object is not None:
-                unlink(unsound.object)
+                self._drop(unsound.object)
             self._tidy(key)
             return True
         return False  # sound again: somebody else was here first
+
+    def _drop(self, path: Path) -> None:
+        try:
+            unlink(path)
+        except IsADirectoryError:
+            self._layout.displace(path)
 
     def _tidy(self, key: str) -> None:
         """Take the key's folder and record away with its last artifact."""
@@ -260,11 +275,18 @@ class DiskIndex:
             pass
         except OSError:
             return  # not empty: another variant, or a stranger's file
-        unlink(self._layout.record(key))
+        self._drop(self._layout.record(key))
 
     def _folder(self, folder: Path) -> None:
         """A shard folder that is there and stays there. Shard folders are never removed."""
-        if folder not in self._durable:
-            folder.mkdir(parents=True, exist_ok=True)
+        if folder not in self._durable or not folder.is_dir():
+            self._make_folder(folder)
             sync_folder(folder.parent)
             self._durable.add(folder)
+
+    def _make_folder(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            self._layout.displace(folder)
+            folder.mkdir()

@@ -19,9 +19,10 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from coldstart.errors import TierError, TierFull, TierTimeout
@@ -47,8 +48,9 @@ class Layout:
         self.nonces = self.base / "nonces"
         self.locks = self.base / "locks"
 
-    def make_folders(self) -> None:
-        for folder in (
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (
             self.objects,
             self.keys,
             self.records,
@@ -56,8 +58,28 @@ class Layout:
             self.quarantine,
             self.nonces,
             self.locks,
-        ):
+        )
+
+    def make_folders(self) -> None:
+        for folder in self.folders:
             folder.mkdir(parents=True, exist_ok=True)
+
+    def check_writable(self) -> None:
+        """Raises OSError naming a folder where nothing can be written."""
+        for folder in self.folders:
+            if not os.access(folder, os.W_OK | os.X_OK):
+                read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+                number = errno.EROFS if read_only else errno.EACCES
+                raise OSError(number, os.strerror(number), str(folder))
+
+    def aside(self, name: str) -> Path:
+        """Where to put what is bad; names sort by time."""
+        return self.quarantine / f"{time.time_ns():020}-{name}"
+
+    def displace(self, path: Path) -> None:
+        """What lies at a name of ours and isn't of its kind (a folder for a file, a file for a folder) goes aside:
+        whoever put it there, it keeps a key from being stored for ever."""
+        os.rename(path, self.aside("displaced"))
 
     def object(self, digest: str, header_body: bytes) -> Path:
         tag = hashlib.sha256(header_body).hexdigest()[:16]
@@ -91,7 +113,12 @@ def flocked(path: Path) -> Iterator[None]:
 
     Order where two are held: limit before a key's.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except IsADirectoryError:
+        with suppress(OSError):
+            os.rename(path, path.with_name(f"displaced-{time.time_ns()}"))
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         give_up = time.monotonic() + LOCK_SECONDS
         while True:
@@ -157,6 +184,15 @@ def unlink(path: Path) -> bool:
     """Remove a file; True if it was there."""
     try:
         os.unlink(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter: its folder isn't there either
         return False
     return True
+
+
+def remove(path: Path) -> bool:
+    """Remove a file, or a folder with all that is in it; True if it was there."""
+    try:
+        return unlink(path)
+    except IsADirectoryError:
+        shutil.rmtree(path, ignore_errors=True)
+        return True

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.store.disk_index import is_object_name
-from coldstart.store.disk_layout import Layout, unlink
+from coldstart.store.disk_layout import Layout, remove
 from coldstart.store.disk_tmp import TempFolder
 
 INDEX_BYTES = 4096
@@ -95,7 +95,7 @@ class Space:
         """Keep the newest bad copies, a few and not too large."""
         kept = self._quarantined()
         while len(kept) > QUARANTINE_FILES or sum(size for _, size in kept) > limit_bytes:
-            unlink(kept.pop(0)[0])
+            remove(kept.pop(0)[0])
 
     def _refill(self) -> None:
         # Asked afresh: a use moves the object's time and not its folder's, so what was read may be stale.
@@ -121,7 +121,7 @@ class Space:
         return found
 
     def _drop_quarantined(self, count: int) -> int:
-        return sum(unlink(path) for path, _ in self._quarantined()[:count])
+        return sum(remove(path) for path, _ in self._quarantined()[:count])
 
 
 def _refresh(folder: Path, shards: dict[str, _Shard], wanted: Callable[[str], bool]) -> None:

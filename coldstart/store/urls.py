@@ -134,7 +134,11 @@ def _open(store: Store, recorder: Recorder) -> Tier:
     tier: Tier
     if isinstance(store, DiskStore):
         try:
-            tier = DiskTier(store.path, limit_bytes=store.limit_bytes, recorder=recorder)
+            tier = disk = DiskTier(store.path, limit_bytes=store.limit_bytes, recorder=recorder)
+            if (
+                store.write
+            ):  # or it would say that it is ready, and every process would compile for ever
+                disk.check_writable()
         except TierError as exc:
             raise ConfigError(f"store disk://{store.path}: {exc}") from exc
     else:

@@ -176,3 +176,76 @@ async def test_a_record_that_cannot_be_read_is_absent(
     assert await disk.record(made.header.key) is None
     await disk.put(made, new_record("a"))  # adopts, and brings the record back
     assert await disk.record(made.header.key) == new_record("a")
+
+
+# What may lie in the place of something of ours, and isn't of its kind.
+PLACES: dict[str, Callable[[Path, str, str], Path]] = {
+    "object": lambda base, key, digest: next((base / "objects").rglob(f"{digest}*")),
+    "objects of a shard": lambda base, key, digest: base / "objects" / digest[:2],
+    "index entry": lambda base, key, digest: base / "keys" / key[4:6] / key / "any",
+    "folder of a key": lambda base, key, digest: base / "keys" / key[4:6] / key,
+    "keys of a shard": lambda base, key, digest: base / "keys" / key[4:6],
+    "key record": lambda base, key, digest: base / "records" / key[4:6] / f"{key}.json",
+    "records of a shard": lambda base, key, digest: base / "records" / key[4:6],
+    "lock": lambda base, key, digest: base / "locks" / key[4:6],
+}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("what", PLACES)
+async def test_a_thing_of_another_kind_in_its_place_is_put_aside(
+    root: Path,
+    new_artifact: Callable[..., Artifact],
+    new_record: Callable[..., object],
+    what: str,
+    restarted: bool,
+) -> None:
+    """A folder instead of a file, a file instead of a folder: no key is lost to it for ever."""
+    tier = DiskTier(root, limit_bytes=150_000)
+    made = new_artifact("a", b"good")
+    await tier.put(made, new_record("a"))
+    if restarted:
+        await tier.close()
+        tier = DiskTier(root, limit_bytes=150_000)
+    key, digest = made.header.key, made.header.digest
+    path = PLACES[what](root / "v1", key, digest)
+    was_folder = path.is_dir()
+    aside = root / "aside"
+    path.rename(aside)
+    if was_folder:
+        path.write_bytes(b"not a folder")
+    else:
+        path.mkdir()
+        (path / "full").write_bytes(b"x")
+    headers = await tier.find(key)
+    got = await tier.get(key, digest)
+    assert bool(headers) == (got is not None)
+    assert got is None or verify(got) == b"good"
+    await tier.put(made, new_record("a"))
+    got = await tier.get(key, digest)
+    assert got is not None and verify(got) == b"good"
+    assert await tier.record(key) == new_record("a")
+    await tier.sweep()
+    assert await has(tier, made)
+    for n in range(3):  # what was put aside goes when there is no more room
+        await put(tier, new_artifact(f"more{n}", b"%02d" % n * 30_000))
+    assert (await tier.usage()).bytes <= 150_000
+    await tier.close()
+
+
+async def test_damage_is_remembered_until_something_sound_comes(
+    disk: DiskTier, root: Path, new_artifact: Callable[..., Artifact]
+) -> None:
+    made, other = new_artifact("a", b"good"), new_artifact("b", b"good")
+    await put(disk, made)
+    await put(disk, other)
+    path = root / disk.relative_path(made.header.digest, made.header.key)
+    path.write_bytes(b"")
+    assert await disk.find(made.header.key) == ()
+    assert disk.damaged_recently(made.header.key)
+    assert not disk.damaged_recently(other.header.key)
+    await put(disk, made)
+    assert not disk.damaged_recently(made.header.key)
+    assert await disk.delete(other.header.key, other.header.digest)
+    assert await disk.find(other.header.key) == ()
+    assert not disk.damaged_recently(other.header.key)
