@@ -193,17 +193,17 @@ def test_imports_keep_to_the_table() -> None:
     assert not problems, "\n".join(["against the table in coldstart/README.md:", *problems])
 
 
-def test_one_file_touches_the_internals_of_jax() -> None:
+def test_two_files_touch_the_internals_of_jax() -> None:
     problems = []
     for path in sources("coldstart", "kernels"):
-        if path.name == "jax_internals.py":
+        if path.name in ("jax_internals.py", "jax_job.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text(), str(path))):
             if isinstance(node, ast.Import | ast.ImportFrom | ast.Attribute):
                 text = ast.unparse(node)
                 if re.search(r"\bjax\._src\b|^(import|from) jaxlib\b|from jax import _src", text):
                     problems.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text}")
-    assert not problems, "only client/jax_internals.py may:\n" + "\n".join(problems)
+    assert not problems, "only client/jax_internals.py and client/jax_job.py may:\n" + "\n".join(problems)
 
 
 # --- the tree ------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ class Report:
     hook_seconds: float  # everything the hook took, the compiler's own time aside
     lost_seconds: float  # of these: on a daemon that did not answer
     group_mismatches: int = 0  # programs of several processes that other members have otherwise
+    # Compiled here and meant for the others, and not stored: refused by the daemon, or it could not be sent.
+    not_stored: dict[Reason, int] = field(default_factory=dict)
 
     def count(self, outcome: Outcome) -> int:
         return sum(n for (found, _), n in self.lookups.items() if found is outcome)
@@ -43,10 +45,12 @@ class Report:
     def __str__(self) -> str:
         total = sum(self.lookups.values())
         reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(self.misses.items()))
+        kept = ", ".join(f"{reason} {n}" for reason, n in sorted(self.not_stored.items()))
         return (
             f"coldstart: {self.hits} of {total} programs hit, {self.saved_seconds:.1f} s of compiling saved, "
             f"{self.compile_seconds:.1f} s spent; the hook took {self.hook_seconds:.1f} s"
             + (f"; not hit: {reasons}" if reasons else "")
+            + (f"; compiled and not stored: {kept}" if kept else "")
             + (f"; group-mismatch: {self.group_mismatches}" if self.group_mismatches else "")
         )
 
@@ -59,6 +63,7 @@ class Tally:
     _lookups: Counter[tuple[Outcome, Reason]] = field(default_factory=Counter)
     _seconds: Counter[str] = field(default_factory=Counter)
     _group_mismatches: int = 0
+    _not_stored: Counter[Reason] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome, reason: Reason, **seconds: float) -> None:
         """Count one finished lookup; `seconds` are Report's fields without `_seconds`."""
@@ -72,6 +77,11 @@ class Tally:
         with self._lock:
             self._group_mismatches += 1
 
+    def add_not_stored(self, reason: Reason) -> None:
+        """Count one program that was compiled here, and that nobody else will find."""
+        with self._lock:
+            self._not_stored[reason] += 1
+
     def report(self, *, lost_seconds: float) -> Report:
         with self._lock:
             names = ("compile", "saved", "identify", "wait", "fetch", "load", "hook")
@@ -80,5 +90,6 @@ class Tally:
                 lookups=dict(self._lookups),
                 lost_seconds=lost_seconds,
                 group_mismatches=self._group_mismatches,
+                not_stored=dict(self._not_stored),
                 **totals,
             )
