@@ -109,7 +109,7 @@ def default_jobs(kind: str) -> int:
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return max(1, min(MOST_JOBS, cores if kind == "cpu" else cores // 2))
+    return max(1, min(MOST_JOBS, cores if kind.startswith("cpu") else cores // 2))
 
 
 class _Stopped(BaseException):

@@ -21,7 +21,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         (("none.toml", "--target", "cpu:16"), "No such file"),
         (("bad.toml", "--target", "cpu:16"), "plan bad.toml:1: modle: is not a field"),
         (("demo", "--target", "gpu:8"), "targets that work"),
-        (("demo", "--target", "cpu:2x8"), "not supported yet"),
+        (("demo", "--target", "cpu:65x8"), "up to 64 hosts"),
         (("demo", "--target", "cpu:8", "--store", "disk://{tmp}/s"), "a target that works: cpu:16"),
         (("gone.toml", "--target", "cpu:1", "--store", "disk://{tmp}/s"), "no module 'nowhere'"),
         (

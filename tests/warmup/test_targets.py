@@ -15,6 +15,8 @@ FLAG = "--xla_force_host_platform_device_count"
     [
         ("cpu:1", "cpu", 1),
         ("cpu:16", "cpu", 16),
+        ("cpu:1x8", "cpu", 8),
+        ("cpu:2x8", "cpu-hosts", 8),
         ("local", "local", None),
         ("tpu7x:2x2x2", "topology", None),
         ("v5e:2x4", "topology", None),
@@ -28,11 +30,13 @@ def test_names(name: str, kind: str, count: int | None) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cpu:2x8", "not supported yet"),
+        ("cpu:2x", "a number of devices"),
+        ("cpu:65x1", "up to 64 hosts"),
+        ("cpu:64x65", "4096 devices in all"),
         ("cpu:0", "a number of devices"),
         ("cpu", "a number of devices"),
         ("cpu:99999", "up to 4096"),
-        ("tpu", "targets that work: cpu:16, local, tpu7x:2x2x2"),
+        ("tpu", "targets that work: cpu:16, cpu:2x8, local, tpu7x:2x2x2"),
         ("", "no such target"),
     ],
 )
@@ -63,7 +67,15 @@ def test_a_conflict_with_the_users_settings_is_said(environ: dict[str, str], wor
         parse_target("cpu:16").environment(environ)
 
 
-@pytest.mark.parametrize("name", ["cpu:16", "local", "tpu7x:2x2x2"])
+def test_each_described_host_has_the_devices_of_one() -> None:
+    target = parse_target("cpu:2x8")
+    assert target.hosts == 2
+    assert target.environment({})["XLA_FLAGS"] == f"{FLAG}=8"
+    with pytest.raises(ConfigError, match=r"8 CPU devices on each host.*use --target cpu:2x4"):
+        target.environment({"XLA_FLAGS": f"{FLAG}=4"})
+
+
+@pytest.mark.parametrize("name", ["cpu:16", "cpu:2x8", "local", "tpu7x:2x2x2"])
 def test_workers_have_neither_hook_nor_jaxs_own_cache(name: str) -> None:
     environment = parse_target(name).environment({"COLDSTART_DISABLE": "0"})
     assert environment["COLDSTART_DISABLE"] == "1"
