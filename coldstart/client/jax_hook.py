@@ -42,6 +42,7 @@ class Hook:
         """Wrap JAX's compile function. Idempotent."""
         if self._unwrap is None:
             target.note_flags()
+            log.addFilter(_signed)
             self._unwrap = jax_internals.wrap_compile(self._wrapper)
             os.register_at_fork(after_in_child=self._after_fork)
             atexit.register(self._say_at_exit)
@@ -139,6 +140,13 @@ class Hook:
             print(report, file=sys.stderr)
 
 
+def _signed(record: logging.LogRecord) -> bool:
+    """Python shows a library's warnings without its name, and somebody else's log should say whose they are."""
+    if isinstance(record.msg, str) and not record.msg.startswith("coldstart"):
+        record.msg = f"coldstart: {record.msg}"
+    return True
+
+
 def _no_more_threads() -> bool:
     """True while the interpreter ends, on those that start no threads then. gRPC can't do without, and half of a
     channel that lost its thread waits for ever."""
@@ -200,6 +208,19 @@ def install(settings: ClientSettings | None = None) -> Hook | None:
     hook.install()
     _installed.append(hook)
     return hook
+
+
+def refuse_compiles(error: Exception) -> None:
+    """From now on every compile of this process raises `error`. Strict mode's last resort: JAX loads plug-ins in the
+    middle of its own start, and swallows what they raise."""
+
+    def refusing(original: jax_internals.Compile) -> jax_internals.Compile:
+        def compile_or_get_cached(*args: Any, **kwargs: Any) -> Any:
+            raise error.with_traceback(None)
+
+        return compile_or_get_cached
+
+    jax_internals.wrap_compile(refusing)
 
 
 def installed() -> Hook | None:

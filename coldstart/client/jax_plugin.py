@@ -13,11 +13,15 @@ ADDRESS_FILE = (
 
 
 def initialize() -> None:
-    """Install the hook if an address is set. Never raises: JAX would lose its other plugins."""
+    """Install the hook if an address is set. What it raises, JAX logs and forgets; so in strict mode the first compile
+    raises it."""
     if os.environ.get("COLDSTART_DISABLE", "") not in ("", "0", "false"):
         return
     if not os.environ.get("COLDSTART_ADDRESS") and not os.path.exists(ADDRESS_FILE):
         return
     from coldstart.client import jax_hook
 
-    jax_hook.install()
+    try:
+        jax_hook.install()
+    except Exception as exc:  # raised in strict mode only
+        jax_hook.refuse_compiles(exc)

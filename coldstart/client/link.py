@@ -2,7 +2,8 @@
 
 A dead or silent daemon may cost a process at most two seconds in all. So every foreground call gets at most the
 patience that is left: 1 s at first, half of it after every failure (1 + ½ + ¼ + … < 2). After a failure the
-foreground doesn't call at all until a background thread has seen the daemon answer.
+foreground doesn't call at all until a background thread has seen the daemon answer. Patience doubles again for every
+ten minutes in which calls were answered and none failed, so a process that lives for weeks isn't left with none.
 """
 
 from __future__ import annotations
@@ -23,13 +24,21 @@ log = logging.getLogger("coldstart")
 
 T = TypeVar("T")
 
+REGROW_SECONDS = 600.0
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)  # between background tries; the last one repeats
 
 
 class Link:
     """One process's view of one daemon. Thread-safe; a fork gets a new one."""
 
-    def __init__(self, address: str, *, holder: str, volume_root: Path | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        holder: str,
+        volume_root: Path | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.address = address
         self._holder = holder
         self._volume_root = volume_root
@@ -38,6 +47,8 @@ class Link:
         self._down: DaemonError | None = None
         self._retrying = False
         self._patience = SMALL_CALL_SECONDS
+        self._now = now
+        self._settled = 0.0  # when it failed last, or its patience grew last
         self.lost_seconds = 0.0
         self.hello: pb.HelloReply = pb.HelloReply()
         self.volume: Path | None = None  # where this process sees the daemon's disk, once proven
@@ -59,18 +70,28 @@ class Link:
 
     def foreground(self, call: Callable[[], T]) -> T:
         """Run a call whose failure means that the daemon is down; what it cost is remembered."""
-        began = time.monotonic()
+        began = self._now()
         try:
-            return call()
+            answer = call()
         except DaemonError as exc:
-            self.mark_down(exc, time.monotonic() - began)
+            self.mark_down(exc, self._now() - began)
             raise
+        if self._patience < SMALL_CALL_SECONDS:
+            self._regrow()
+        return answer
+
+    def _regrow(self) -> None:
+        with self._lock:
+            if self._now() - self._settled >= REGROW_SECONDS:
+                self._settled = self._now()
+                self._patience = min(SMALL_CALL_SECONDS, 2 * self._patience)
 
     def mark_down(self, error: DaemonError, lost_seconds: float) -> None:
         """No foreground calls until a background try succeeds."""
         with self._lock:
             self.lost_seconds += lost_seconds
             self._patience /= 2
+            self._settled = self._now()
             self._down = error
             self._client = None
             if self._retrying:

@@ -35,8 +35,8 @@ class Outbox:
         self.dropped = 0
         self.failed = 0
 
-    def put(self, what: str, job: Callable[[], None]) -> None:
-        """Queue a job; `what` names it in a log line if it fails."""
+    def put(self, what: str, job: Callable[[], None]) -> bool:
+        """Queue a job; `what` names it in a log line if it fails. False: too much waits, and it was dropped."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -48,6 +48,8 @@ class Outbox:
             self._jobs.put_nowait((what, job))
         except queue.Full:
             self.dropped += 1
+            return False
+        return True
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
         """Wait until everything is sent, at most `seconds`, and only while the daemon answers."""

@@ -15,7 +15,7 @@ from coldstart.client.heartbeat import Heartbeat
 from coldstart.client.jax_internals import CompileRequest
 from coldstart.client.lookup import Lookup
 from coldstart.client.outbox import Outbox
-from coldstart.errors import LeaseLost
+from coldstart.errors import ArtifactError, DaemonError, DaemonTimeout, LeaseLost
 from coldstart.outcomes import Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 
@@ -31,10 +31,17 @@ _LACKING = ("NOT_FOUND", "UNIMPLEMENTED", "FFI handler", "Cannot allocate memory
 class Publisher:
     """One process's publishing side. Thread-safe."""
 
-    def __init__(self, outbox: Outbox, heartbeat: Heartbeat, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        heartbeat: Heartbeat,
+        warn: Callable[[str], None],
+        not_stored: Callable[[Reason], None],
+    ) -> None:
         self._outbox = outbox
         self._heartbeat = heartbeat
         self._warn = warn
+        self._not_stored = not_stored  # counts a program that nobody else will find
 
     def publish(
         self,
@@ -49,6 +56,7 @@ class Publisher:
             raw = jax_internals.serialize(executable, request)
         except Exception as exc:
             self._warn(f"{request.module_name} can't be serialized, so it is not shared: {exc}")
+            self._not_stored(Reason.UNSHAREABLE)
             if lease_id:
                 self.release(client, lease_id)
             return
@@ -82,13 +90,19 @@ class Publisher:
                 reply = client.publish(start, made.payload.chunks(), PUBLISH_IDLE_SECONDS)
                 if reply.kept_local:
                     reason = wire.reason_from_pb(reply.kept_local)
+                    self._not_stored(reason)
                     log.info(
                         "%s: the daemon did not store it: %s", made.header.program_name, reason
                     )
+            except Exception as exc:
+                self._not_stored(_why_unsent(exc))
+                raise
             finally:
                 self._heartbeat.stop(lease_id)
 
-        self._outbox.put(f"publish {identity.record.program_name}", send)
+        if not self._outbox.put(f"publish {identity.record.program_name}", send):
+            self._heartbeat.stop(lease_id)  # or everybody would wait for it until the end
+            self._not_stored(Reason.QUOTA)
 
     def release(self, client: CacheClient, lease_id: str) -> None:
         self._heartbeat.stop(lease_id)
@@ -116,6 +130,14 @@ class Publisher:
                 client.fail(request)
 
         self._outbox.put("report a failed compile", fail)
+
+
+def _why_unsent(error: Exception) -> Reason:
+    if isinstance(error, DaemonTimeout):
+        return Reason.DEADLINE
+    if isinstance(error, DaemonError):
+        return Reason.DAEMON_ABSENT
+    return Reason.CORRUPT if isinstance(error, ArtifactError) else Reason.TIER_DOWN
 
 
 def in_words(error: BaseException) -> str:

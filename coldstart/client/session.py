@@ -62,9 +62,11 @@ class Session:
         self.link = Link(settings.address, holder=host.holder(), volume_root=settings.volume_root)
         self.outbox = Outbox(self.link)
         self.heartbeat = Heartbeat()
-        self.publisher = Publisher(self.outbox, self.heartbeat, self._warn)
         self.rewriting = Rewriting(settings.rules_off)
         self._tally = Tally()
+        self.publisher = Publisher(
+            self.outbox, self.heartbeat, self._warn, self._tally.add_not_stored
+        )
         telling = teller(self._tally, self.outbox, self.link)
         self.group = GroupWatch(telling, strict=settings.strict)
         self._warned = threading.Event()

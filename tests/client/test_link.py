@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.client.link import Link
+from coldstart.client.link import REGROW_SECONDS, Link
 from coldstart.errors import DaemonError, DaemonTimeout
 from coldstart.rpc.v1 import cache_pb2 as pb
 
@@ -76,3 +76,42 @@ def test_a_slow_answer_of_a_silent_daemon_is_not(daemon: Any) -> None:
     assert call.cancelled
     assert time.monotonic() - began < 30
     client.close()
+
+
+def test_patience_grows_back_while_all_goes_well() -> None:
+    """A process of weeks meets many restarts of its daemon. No spell of trouble costs two seconds."""
+    clock = [0.0]
+    link = Link("unix:///nowhere.sock", holder="test", now=lambda: clock[0])
+    for _ in range(5):
+        link.mark_down(DaemonError("gone"), 0.0)
+    assert link.patience == 1 / 32
+    for _ in range(1000):  # however many answers come at once
+        link.foreground(lambda: None)
+    assert link.patience == 1 / 32
+    clock[0] += REGROW_SECONDS - 1
+    link.foreground(lambda: None)
+    assert link.patience == 1 / 32
+    clock[0] += 1
+    link.foreground(lambda: None)
+    link.foreground(lambda: None)
+    assert link.patience == 1 / 16
+    clock[0] += 100 * REGROW_SECONDS  # silence is no sign of health
+    link.foreground(lambda: None)
+    assert link.patience == 1 / 8
+    for _ in range(10):
+        clock[0] += REGROW_SECONDS
+        link.foreground(lambda: None)
+    assert link.patience == 1
+
+
+def test_one_failure_every_ten_minutes_costs_less_than_a_second_each_time() -> None:
+    clock = [0.0]
+    link = Link("unix:///nowhere.sock", holder="test", now=lambda: clock[0])
+    given = []
+    for _ in range(500):
+        clock[0] += REGROW_SECONDS
+        link.foreground(lambda: None)
+        given.append(link.patience)
+        link.mark_down(DaemonError("gone"), link.patience)
+    assert max(given) <= 1
+    assert sum(given) < 2 + len(given)
