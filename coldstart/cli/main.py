@@ -1,13 +1,16 @@
 """`coldstart`: the group of all commands, and what they share.
 
 A command's module is imported when the command is asked for, so `coldstart --help` is quick and needs no optional
-package. Errors are one line and the fix: exit 2 where the command was misused or misconfigured, 1 where it failed.
+package. Errors are one line and the fix: exit 2 where the command was misused or misconfigured, 1 where it failed, 130
+after Ctrl-C (a daemon that was told to stop and did so exits 0).
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +61,10 @@ EXTRAS = {
     "jaxlib": "jax",
     "libtpu": "tpu",
 }
+
+
+INTERRUPTED = 128 + signal.SIGINT
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class LazyGroup(click.Group):
@@ -113,13 +120,15 @@ def run(args: Sequence[str] | None = None) -> int:
         code = cli.main(
             list(args) if args is not None else None, prog_name="coldstart", standalone_mode=False
         )
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where it can still be told
     except click.exceptions.NoArgsIsHelpError as exc:
         click.echo(exc.ctx.get_help() if exc.ctx else str(exc), err=True)
         return 2
     except click.ClickException as exc:
         return _say(exc.format_message(), exc.exit_code, exc)
     except click.exceptions.Abort:
-        return _say("interrupted", 1)
+        return _say("interrupted", INTERRUPTED)
     except ConfigError as exc:
         return _say(str(exc), 2)
     except ColdstartError as exc:
@@ -127,9 +136,19 @@ def run(args: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as exc:
         return _missing(exc)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader had enough
+        _drop_output()  # the reader had enough
         return 0
+    except OSError as exc:
+        if exc.errno not in CANNOT_WRITE or exc.filename is not None:
+            raise
+        _drop_output()
+        return _say(f"can't write the output: {exc.strerror}", 1)
     return code if isinstance(code, int) else 0
+
+
+def _drop_output() -> None:
+    """What is still in stdout's buffer goes nowhere, or Python would fail over it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _missing(exc: ModuleNotFoundError) -> int:
