@@ -471,6 +471,22 @@ class FinishReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class NoticeRequest(_message.Message):
+    __slots__ = ("reason", "program_name", "message", "holder")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_NAME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    reason: Reason
+    program_name: str
+    message: str
+    holder: str
+    def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., program_name: _Optional[str] = ..., message: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
+
+class NoticeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class BatchRequest(_message.Message):
     __slots__ = ("namespace", "host", "keys")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]

@@ -69,6 +69,11 @@ class CacheStub(object):
                 request_serializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.FinishRequest.SerializeToString,
                 response_deserializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.FinishReply.FromString,
                 )
+        self.Notice = channel.unary_unary(
+                '/coldstart.rpc.v1.Cache/Notice',
+                request_serializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.NoticeRequest.SerializeToString,
+                response_deserializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.NoticeReply.FromString,
+                )
         self.Batch = channel.unary_unary(
                 '/coldstart.rpc.v1.Cache/Batch',
                 request_serializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.BatchRequest.SerializeToString,
@@ -150,6 +155,12 @@ class CacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Notice(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Batch(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -219,6 +230,11 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Finish,
                     request_deserializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.FinishRequest.FromString,
                     response_serializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.FinishReply.SerializeToString,
+            ),
+            'Notice': grpc.unary_unary_rpc_method_handler(
+                    servicer.Notice,
+                    request_deserializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.NoticeRequest.FromString,
+                    response_serializer=coldstart_dot_rpc_dot_v1_dot_cache__pb2.NoticeReply.SerializeToString,
             ),
             'Batch': grpc.unary_unary_rpc_method_handler(
                     servicer.Batch,
@@ -424,6 +440,23 @@ class Cache(object):
         return grpc.experimental.unary_unary(request, target, '/coldstart.rpc.v1.Cache/Finish',
             coldstart_dot_rpc_dot_v1_dot_cache__pb2.FinishRequest.SerializeToString,
             coldstart_dot_rpc_dot_v1_dot_cache__pb2.FinishReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Notice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/coldstart.rpc.v1.Cache/Notice',
+            coldstart_dot_rpc_dot_v1_dot_cache__pb2.NoticeRequest.SerializeToString,
+            coldstart_dot_rpc_dot_v1_dot_cache__pb2.NoticeReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
