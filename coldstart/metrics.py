@@ -166,6 +166,7 @@ CATALOGUE: tuple[Metric, ...] = (
                 "lease-expired",
                 "lease-lost",
                 "not-canonicalized",
+                Reason.GROUP_MISMATCH.value,
             )
         ),
     ),

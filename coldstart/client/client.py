@@ -55,6 +55,7 @@ _ERRORS: dict[grpc.StatusCode, type[ColdstartError]] = {
     grpc.StatusCode.CANCELLED: DaemonAbsent,
     grpc.StatusCode.DEADLINE_EXCEEDED: DaemonTimeout,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.UNIMPLEMENTED: InvalidRequest,  # by a daemon older than the call: it is alive
     grpc.StatusCode.DATA_LOSS: ArtifactCorrupt,
     grpc.StatusCode.FAILED_PRECONDITION: ArtifactMismatch,
     grpc.StatusCode.RESOURCE_EXHAUSTED: TierFull,
@@ -130,6 +131,10 @@ class CacheClient:
 
     def finish(self, request: pb.FinishRequest, seconds: float = SMALL_CALL_SECONDS) -> None:
         self._call(self._cache.Finish, request, seconds, pb.FinishReply)
+
+    def notice(self, request: pb.NoticeRequest, seconds: float = SMALL_CALL_SECONDS) -> None:
+        """Raises InvalidRequest where the daemon is one that has no such call yet."""
+        self._call(self._cache.Notice, request, seconds, pb.NoticeReply)
 
     def batch(self, request: pb.BatchRequest, seconds: float = 10.0) -> pb.BatchReply:
         return self._call(self._cache.Batch, request, seconds, pb.BatchReply)

@@ -33,6 +33,8 @@ from coldstart.server.tally import Ending
 from coldstart.server.uploads import Uploads
 
 MAX_TEXT = 256  # of names that people read
+MAX_NOTICE = 2000
+NOTICES = (Reason.GROUP_MISMATCH,)
 MAX_SECONDS = 1e7  # what a client may claim that something took
 
 T = TypeVar("T")
@@ -141,6 +143,14 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
         await self._lookups.finish(request.lookup_id, request.key, ending)
         return pb.FinishReply()
+
+    async def Notice(self, request: pb.NoticeRequest, context: Any) -> pb.NoticeReply:
+        reason = wire.reason_from_pb(request.reason)
+        if reason not in NOTICES:
+            raise InvalidRequest(f"a notice is about {', '.join(NOTICES)}, not about {reason}")
+        who, program = request.holder[:MAX_TEXT], request.program_name[:MAX_TEXT]
+        self._lookups.notice(reason, f"{who}: {program}: {request.message[:MAX_NOTICE]}")
+        return pb.NoticeReply()
 
     async def Batch(self, request: pb.BatchRequest, context: Any) -> pb.BatchReply:
         features = frozenset(request.host.cpu_features)

@@ -275,6 +275,10 @@ class Lookups:
 
     # --- ending --------------------------------------------------------------------------------
 
+    def notice(self, reason: Reason, message: str) -> None:
+        """What a client found out that is no lookup's end: an event, counted as such."""
+        self._tally.event(reason, message)
+
     async def finish(self, lookup_id: str, key: str, ending: Ending) -> None:
         """Count a lookup, once. One that the daemon never heard of counts too: it may have been restarted."""
         check_lookup_id(lookup_id)

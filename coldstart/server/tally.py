@@ -20,7 +20,7 @@ class Event:
     """Something that an operator should know."""
 
     unix_seconds: float
-    # A reason, or one of: replaced, evicted, quarantined, lease-expired, not-canonicalized.
+    # A reason (a client's notice too), or one of: replaced, evicted, quarantined, lease-expired, not-canonicalized.
     kind: str
     message: str
 

@@ -314,6 +314,23 @@ def test_fetching_what_is_gone_is_said_plainly(shared_daemon, asking, new_record
     assert ArtifactCorrupt.status == "DATA_LOSS"  # not said of what is merely gone
 
 
+def test_a_notice_is_an_event_and_no_lookup(shared_daemon):
+    before = shared_daemon.stats()
+    notice = pb.NoticeRequest(
+        reason=pb.REASON_GROUP_MISMATCH, program_name="jit_step", message="m" * 9000, holder="pod-1"
+    )
+    shared_daemon.cache.Notice(notice)
+    after = shared_daemon.stats()
+    said = after.events[-1]
+    assert said.kind == "group-mismatch" and said.message.startswith("pod-1: jit_step: mmm")
+    assert len(said.message) < 3000
+    assert after.lookups == before.lookups and after.open_lookups == before.open_lookups
+    notice.reason = pb.REASON_CORRUPT
+    with pytest.raises(grpc.RpcError) as refused:
+        shared_daemon.cache.Notice(notice)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_the_tcp_listener_answers_too(shared_daemon, asking, new_record):
     from coldstart.rpc.v1 import cache_pb2_grpc
 
