@@ -2,7 +2,8 @@
 
 - Asked in order. A tier that fails is counted, named in the log and skipped. Misses everywhere are a miss; misses
   with a failure on the way are a TierError: we don't know.
-- A hit in a lower tier is back-filled into the writable ones above that missed, from the bytes in hand.
+- A hit in a lower tier is back-filled into the writable ones above that missed, from the bytes in hand, in the
+  background (backfill.py): whoever asked doesn't wait for it.
 - `put` adopts what any tier already has. Otherwise the write policy says which tiers must take it:
 
       best_effort   the first writable must; the others are tried (default)
@@ -16,7 +17,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
@@ -31,6 +31,7 @@ from coldstart.errors import (
     TooLarge,
 )
 from coldstart.identity.key import KeyRecord
+from coldstart.store.backfill import BackFill
 from coldstart.store.recorder import Recorder, ignore
 from coldstart.store.tier import Tier
 from coldstart.store.wrap import outcome_of
@@ -70,6 +71,7 @@ class ChainTier:
         self.tiers = tuple(tiers)
         self._write_policy = write_policy
         self._recorder = recorder
+        self._backfill = BackFill(recorder, self._found_bad)
         self._barred: OrderedDict[tuple[int, str, str], None] = OrderedDict()  # tier, key, digest
 
     @property
@@ -179,8 +181,13 @@ class ChainTier:
         _raise_unknown("quarantine", failures)
         return False
 
+    async def settle(self) -> None:
+        """Until what is being back-filled has been."""
+        await self._backfill.settle()
+
     async def close(self) -> None:
         """Every tier is closed, whatever the others say; then the first trouble is raised."""
+        await self._backfill.close()
         failures: list[Exception] = []
         for tier in self.tiers:
             await self._ask(tier, "close", tier.close(), failures)
@@ -200,29 +207,16 @@ class ChainTier:
                 if (certain or put_aside) and tier.writable:
                     missed.append(tier)
                 continue
-            if missed and not await self._backfill(artifact, tier, missed):
-                await self._put_aside(tier, key, digest, "corrupt")
-                continue
+            if missed:
+                self._backfill.start(artifact, tier, missed)
             return artifact, tier.name
         _raise_unknown("get", failures)
         return None, ""
 
-    async def _backfill(self, artifact: Artifact, source: Tier, missed: list[Tier]) -> bool:
-        """Copy upwards, best effort. False if the copying showed that the source's bytes are bad."""
-        record = await self._ask(source, "record", source.record(artifact.header.key), [])
-        for tier in missed:
-            start = time.monotonic()
-            outcome = "ok"
-            try:
-                await tier.put(artifact, record)
-            except ArtifactCorrupt as exc:
-                self._failed(source, "get", exc)
-                return False
-            except _FAILURES as exc:
-                log.warning("chain: back-fill into %s: %s", tier.name, exc)
-                outcome = outcome_of(exc)
-            self._recorder(tier.name, "backfill", outcome, time.monotonic() - start)
-        return True
+    async def _found_bad(self, source: Tier, artifact: Artifact, exc: Exception) -> None:
+        """Copying showed that the source's bytes are bad. Whoever was handed them finds the same, and rejects them."""
+        self._failed(source, "get", exc)
+        await self._put_aside(source, artifact.header.key, artifact.header.digest, "corrupt")
 
     async def _known(self, mine: Header) -> Header | None:
         """What some tier already has for that key and variant. A tier that can't say is no reason not to store."""

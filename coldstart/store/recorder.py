@@ -19,7 +19,18 @@ OPS = (
     "evict",  # an artifact gone for want of room
     "heal",  # an index entry without a sound artifact behind it, taken away
 )
-OUTCOMES = ("ok", "hit", "miss", "adopted", "error", "timeout", "full", "too-large", "corrupt")
+OUTCOMES = (
+    "ok",
+    "hit",
+    "miss",
+    "adopted",
+    "error",
+    "timeout",
+    "full",
+    "too-large",
+    "corrupt",
+    "dropped",  # not tried: too much of it was under way
+)
 
 
 class Recorder(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ from coldstart.errors import (
     TierTimeout,
     TooLarge,
 )
+from coldstart.store import backfill
+from coldstart.store.backfill import MOST_COPIES
 from coldstart.store.chain import WRITE_POLICIES, ChainTier
 from coldstart.store.disk import DiskTier
 from coldstart.store.memory import MemoryTier
@@ -47,6 +50,7 @@ async def test_a_hit_below_is_back_filled_with_its_record(
     assert await has(chain, made) and not await has(top, made)
     got = await chain.get_with_source(made.header.key, made.header.digest)
     assert got is not None and verify(got[0]) == b"deep" and got[1] == "bottom"
+    await chain.settle()
     assert await has(top, made) and not await has(middle, made)
     assert await top.record(made.header.key) == new_record("a")
     assert heard == [("top", "backfill", "ok")]
@@ -108,10 +112,11 @@ async def test_a_failed_back_fill_costs_nothing_but_a_count(
     made = new_artifact("a", b"large")
     await bottom.put(made, None)
     assert await chain.get(made.header.key, made.header.digest) is not None
+    await chain.settle()
     assert heard == [("full", "backfill", "full"), ("small", "backfill", "too-large")]
 
 
-async def test_a_bad_copy_found_while_back_filling_gives_way_to_the_next(
+async def test_a_bad_copy_found_while_back_filling_is_put_aside(
     tmp_path: Path, new_artifact: Callable[..., Artifact]
 ) -> None:
     top, rotten, good = MemoryTier(name="top"), DiskTier(tmp_path), MemoryTier(name="good")
@@ -121,8 +126,17 @@ async def test_a_bad_copy_found_while_back_filling_gives_way_to_the_next(
     path = tmp_path / rotten.relative_path(made.header.digest, made.header.key)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     got = await chain.get_with_source(made.header.key, made.header.digest)
+    assert (
+        got is not None and got[1] == "disk"
+    )  # nobody has read its payload yet; the loading side will
+    with pytest.raises(ArtifactCorrupt):
+        verify(got[0])
+    await chain.settle()
+    assert not await has(top, made) and not await has(rotten, made)
+    got = await chain.get_with_source(made.header.key, made.header.digest)
     assert got is not None and verify(got[0]) == b"sound bytes" and got[1] == "good"
-    assert await has(top, made)
+    await chain.settle()
+    assert await has(top, made) and await has(rotten, made)
     assert len(list((tmp_path / "v1" / "quarantine").iterdir())) == 1
     await chain.close()
 
@@ -319,6 +333,7 @@ async def test_a_bad_copy_above_is_served_from_below_and_repaired(
     path.write_bytes(bytes(data))
     got = await chain.get(made.header.key, made.header.digest)
     assert got is not None and verify(got) == b"good"
+    await chain.settle()
     repaired = await top.get(made.header.key, made.header.digest)
     assert repaired is not None and verify(repaired) == b"good"
     await chain.close()
@@ -338,4 +353,40 @@ async def test_a_bad_copy_with_nothing_below_is_said_to_be_bad(
     with pytest.raises(ArtifactCorrupt):
         await chain.get(made.header.key, made.header.digest)
     assert await chain.get(made.header.key, made.header.digest) is None
+    await chain.close()
+
+
+async def test_nobody_waits_for_a_back_fill(
+    new_artifact: Callable[..., Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tier above that takes for ever costs no reader anything, and holds a bounded number of copies."""
+    monkeypatch.setattr(backfill, "CLOSE_SECONDS", 0.1)
+    heard, bottom = Heard(), MemoryTier(name="bottom")
+    stuck = Failing(MemoryTier(name="top"), None, {"put"})
+    chain = ChainTier([stuck, bottom], recorder=heard)
+    for n in range(MOST_COPIES + 3):
+        made = new_artifact(f"a{n}", b"%d" % n)
+        await bottom.put(made, None)
+        for _ in range(2):  # the second asks for no second copy
+            got = await asyncio.wait_for(chain.get(made.header.key, made.header.digest), 10)
+            assert got is not None and verify(got) == b"%d" % n
+    await asyncio.sleep(0)
+    assert stuck.calls.count("put") == MOST_COPIES
+    assert heard == [("top", "backfill", "dropped")] * 6
+    await chain.close()
+
+
+async def test_copies_hold_a_bounded_number_of_bytes(
+    new_artifact: Callable[..., Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfill, "MOST_BYTES", 1000)
+    monkeypatch.setattr(backfill, "CLOSE_SECONDS", 0.1)
+    heard, bottom = Heard(), MemoryTier(name="bottom")
+    stuck = Failing(MemoryTier(name="top"), None, {"put"})
+    chain = ChainTier([stuck, bottom], recorder=heard)
+    for n, size in enumerate((5000, 600, 600)):
+        made = new_artifact(f"a{n}", b"x" * size)
+        await bottom.put(made, None)
+        assert await chain.get(made.header.key, made.header.digest) is not None
+    assert heard == [("top", "backfill", "dropped")] * 2  # the first, alone, may be larger
     await chain.close()
