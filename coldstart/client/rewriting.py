@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from coldstart import wire
+from coldstart import artifact, wire
 from coldstart.client import jax_module
 from coldstart.client.identify import Identity, Surroundings, identify, raw_digest, recalled
 from coldstart.client.jax_internals import CompileRequest
@@ -105,8 +105,12 @@ class Rewriting:
 def _recall(
     request: CompileRequest, around: Surroundings, reply: pb.LookupReply
 ) -> Identity | None:
+    """What the answer says that this program is; None where its parts don't fit each other or this process."""
     try:
         identity = recalled(request, around, wire.record_from_pb(reply.hit.record))
-        return identity if identity is not None and identity.key == reply.key else None
+        header = artifact.decode_header(reply.hit.header)
     except ColdstartError:
         return None
+    if identity is None or not reply.key == identity.key == header.key:
+        return None
+    return identity if header.module_digest == identity.record.module_digest else None
