@@ -202,7 +202,7 @@ class Host(_message.Message):
     def __init__(self, cpu_features: _Optional[_Iterable[str]] = ..., volume_proof: _Optional[bytes] = ..., mode: _Optional[_Union[Mode, str]] = ..., planned: bool = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("lookup_id", "namespace", "host", "holder", "estimate_seconds", "raw_digest", "descriptor", "record", "may_hit")
+    __slots__ = ("lookup_id", "namespace", "host", "holder", "estimate_seconds", "raw_digest", "descriptor", "record", "final_program", "may_hit")
     LOOKUP_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,7 @@ class LookupRequest(_message.Message):
     RAW_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    FINAL_PROGRAM_FIELD_NUMBER: _ClassVar[int]
     MAY_HIT_FIELD_NUMBER: _ClassVar[int]
     lookup_id: str
     namespace: str
@@ -220,11 +221,20 @@ class LookupRequest(_message.Message):
     raw_digest: str
     descriptor: bytes
     record: KeyRecord
+    final_program: FinalProgram
     may_hit: bool
-    def __init__(self, lookup_id: _Optional[str] = ..., namespace: _Optional[str] = ..., host: _Optional[_Union[Host, _Mapping]] = ..., holder: _Optional[str] = ..., estimate_seconds: _Optional[float] = ..., raw_digest: _Optional[str] = ..., descriptor: _Optional[bytes] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ..., may_hit: bool = ...) -> None: ...
+    def __init__(self, lookup_id: _Optional[str] = ..., namespace: _Optional[str] = ..., host: _Optional[_Union[Host, _Mapping]] = ..., holder: _Optional[str] = ..., estimate_seconds: _Optional[float] = ..., raw_digest: _Optional[str] = ..., descriptor: _Optional[bytes] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ..., final_program: _Optional[_Union[FinalProgram, _Mapping]] = ..., may_hit: bool = ...) -> None: ...
+
+class FinalProgram(_message.Message):
+    __slots__ = ("descriptor", "record")
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    descriptor: bytes
+    record: KeyRecord
+    def __init__(self, descriptor: _Optional[bytes] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ...) -> None: ...
 
 class LookupReply(_message.Message):
-    __slots__ = ("need_descriptor", "rewrites", "hit", "lease", "wait", "refused", "mode", "key")
+    __slots__ = ("need_descriptor", "rewrites", "hit", "lease", "wait", "refused", "mode", "key", "record")
     NEED_DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     REWRITES_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +243,7 @@ class LookupReply(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     need_descriptor: NeedDescriptor
     rewrites: Rewrites
     hit: Hit
@@ -241,7 +252,8 @@ class LookupReply(_message.Message):
     refused: Refused
     mode: Mode
     key: str
-    def __init__(self, need_descriptor: _Optional[_Union[NeedDescriptor, _Mapping]] = ..., rewrites: _Optional[_Union[Rewrites, _Mapping]] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., mode: _Optional[_Union[Mode, str]] = ..., key: _Optional[str] = ...) -> None: ...
+    record: KeyRecord
+    def __init__(self, need_descriptor: _Optional[_Union[NeedDescriptor, _Mapping]] = ..., rewrites: _Optional[_Union[Rewrites, _Mapping]] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., mode: _Optional[_Union[Mode, str]] = ..., key: _Optional[str] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ...) -> None: ...
 
 class NeedDescriptor(_message.Message):
     __slots__ = ()
