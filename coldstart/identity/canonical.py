@@ -7,6 +7,7 @@ only, so their order can't matter. For a final descriptor the digest of the edit
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,11 +15,12 @@ import numpy as np
 
 from coldstart.errors import InvalidDescriptor
 from coldstart.identity import rules
-from coldstart.identity.descriptor import GraphDescriptor, column
+from coldstart.identity.descriptor import Fragment, GraphDescriptor, column
 from coldstart.identity.liveness import analyse
 from coldstart.identity.rewrite import FRAGMENT_OFFSET, Rewrite, Rule
 
 _FINAL_TAG = b"coldstart final descriptor 1\n"
+_OFFSET = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def apply(d: GraphDescriptor, rewrites: Iterable[Rewrite]) -> GraphDescriptor:
     fragments = {fragment.input: fragment for fragment in d.fragments}
     for rewrite in rewrites:
         if rewrite.attribute == FRAGMENT_OFFSET:
-            fragments[rewrite.op] = replace(fragments[rewrite.op], offset=int(rewrite.value))
+            fragments[rewrite.op] = _moved(d, fragments, rewrite)
             continue
         base = node_of.get(rewrite.function, -1)
         node = base + 1 + rewrite.op
@@ -89,6 +91,16 @@ def apply(d: GraphDescriptor, rewrites: Iterable[Rewrite]) -> GraphDescriptor:
         attribute_value=column(values),
         fragments=tuple(fragments.values()),
     )
+
+
+def _moved(d: GraphDescriptor, fragments: dict[int, Fragment], rewrite: Rewrite) -> Fragment:
+    if rewrite.function != d.strings[d.function_name[d.entry]] or rewrite.op not in fragments:
+        raise InvalidDescriptor(
+            f"a rewrite names the fragment of input {rewrite.op} of @{rewrite.function}"
+        )
+    if not _OFFSET.fullmatch(rewrite.value):
+        raise InvalidDescriptor(f"a rewrite moves a fragment to {rewrite.value!r:.40}")
+    return replace(fragments[rewrite.op], offset=int(rewrite.value))
 
 
 # Columns that hold string indices; the rest hold numbers that mean themselves.

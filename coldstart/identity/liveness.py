@@ -125,13 +125,14 @@ class _Analysis:
         kinds = [of_string[op] for op in d.node_op.tolist()]
         for node in np.flatnonzero(d.node_effect == Effect.EFFECT).tolist():
             kinds[node] = Kind.ROOT
-        if d.final:
+        for node in self.callee:
+            if d.node_effect[node] != Effect.EFFECT:
+                kinds[node] = Kind.CALL
+        self._mark_kernels(kinds)
+        if d.final:  # after the kernels, which are pure as well and say more
             for node in np.flatnonzero(d.node_effect == Effect.PURE).tolist():
                 if kinds[node] is Kind.ROOT:
                     kinds[node] = Kind.PURE
-        for node in self.callee:
-            kinds[node] = Kind.CALL
-        self._mark_kernels(kinds)
         structured = (Kind.WHILE, Kind.BRANCH, Kind.MANUAL)
         for node in [n for n, kind in enumerate(kinds) if kind in structured]:
             if not self._well_shaped(kinds[node], node):
@@ -144,6 +145,11 @@ class _Analysis:
                 kind is Kind.SCOPE and not at_top[node]
             ):
                 kinds[node] = Kind.ROOT
+        # Whatever ends a function hands out its results, even if its name and its effect don't say so.
+        for node in self.functions:
+            last = self.terminator[self.first_region[node]]
+            if last >= 0 and kinds[last] is not Kind.TERMINATOR:
+                kinds[last] = Kind.ROOT
         return kinds
 
     def _mark_kernels(self, kinds: list[Kind]) -> None:
@@ -210,6 +216,8 @@ class _Analysis:
             for node in calls_of[function]:
                 callee = self.callee[node]
                 context[callee] |= _EFFECT
+                if self.kinds[node] is Kind.ROOT:  # it does more than its function says
+                    context[callee] = everything
                 first = self.first_result[node]
                 for k in range(self.results[node]):
                     if self.need[first + k] & live:

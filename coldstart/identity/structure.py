@@ -269,7 +269,8 @@ def _check_inputs(d: GraphDescriptor, s: Structure) -> None:
             f"the fragment of input {fragment.input} has other numbers of sizes and strides",
         )
         _need(
-            all(size >= 0 for size in fragment.sizes), f"fragment {fragment.input}: a negative size"
+            all(size >= 0 for size in fragment.sizes) and fragment.offset >= 0,
+            f"the fragment of input {fragment.input} has a negative size or offset",
         )
 
 

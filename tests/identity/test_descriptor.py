@@ -24,7 +24,8 @@ from coldstart.identity.descriptor import (
     Read,
     column,
 )
-from coldstart.identity.rewrite import Rewrite
+from coldstart.identity.liveness import analyse
+from coldstart.identity.rewrite import FRAGMENT_OFFSET, Rewrite
 from coldstart.wire_descriptor import (
     descriptor_from_pb,
     descriptor_to_pb,
@@ -37,6 +38,8 @@ def attention(
     sparse: bool = True,
     effect: Effect = Effect.BY_NAME,
     stride: int = 1,
+    end: str = "func.return",
+    end_effect: Effect = Effect.BY_NAME,
     **row: object,
 ) -> GraphDescriptor:
     """A runtime whose inputs are views and whose custom op declares its read set."""
@@ -59,7 +62,7 @@ def attention(
     )
     b.read(node, 0, Read.UNREAD if sparse else Read.READ, "the sparse branch reads kv only")
     b.read(node, 1, Read.READ, "")
-    b.node(s("func.return"), [result])
+    b.node(s(end), [result], effect=end_effect)
     b.close_region(body)
     b.close_region(top)
     return b.build(entry=main)
@@ -86,6 +89,47 @@ def test_sparse_views_share_one_identity_and_dense_ones_dont():
 )
 def test_a_view_that_may_matter_keeps_its_offset(options):
     assert not canonicalize(attention(**options)).rewrites
+
+
+@pytest.mark.parametrize("effect", list(Effect), ids=str)
+@pytest.mark.parametrize("end", ["func.return", "return", "stablehlo.tanh"])
+def test_what_ends_a_function_hands_out_its_results(end, effect):
+    """Whatever an emitter calls it and says of it: else a dense fragment would count as dead."""
+    d = attention(sparse=False, end=end, end_effect=effect)
+    assert not canonicalize(d).rewrites and analyse(d).value_live.all()
+
+
+def test_a_pure_kernel_still_has_its_read_set():
+    assert canonicalize(attention(effect=Effect.PURE)).rewrites
+
+
+def test_a_call_with_an_effect_of_its_own_needs_all_that_it_hands_over():
+    """Its function ignores the argument, and nobody uses the result; the call itself does something with both."""
+
+    def called(effect: Effect) -> tuple[bool, bool]:
+        b = DescriptorBuilder("hand", final=True)
+        s = b.string
+        program, _ = b.node(s("program"))
+        top, _ = b.open_region(program)
+        main, _ = b.node(s("function"))
+        b.function(main, "main", public=True)
+        body, x = b.open_region(main, [s("f32")])
+        b.input()
+        call, _ = b.node(s("call"), [x], [s("f32")], effect=effect)
+        b.node(s("func.return"))
+        b.close_region(body)
+        inner, _ = b.node(s("function"))
+        b.call(call, b.function(inner, "inner", public=False))
+        region, _ = b.open_region(inner, [s("f32")])
+        _, made = b.node(s("stablehlo.constant"), [], [s("f32")])
+        b.node(s("func.return"), [made])
+        b.close_region(region)
+        b.close_region(top)
+        live = analyse(b.build())
+        return bool(live.value_live[x]), bool(live.value_live[made])
+
+    assert called(Effect.BY_NAME) == (False, False)
+    assert called(Effect.EFFECT) == (True, True)
 
 
 def test_the_digest_covers_every_column():
@@ -169,6 +213,7 @@ def test_hostile_numbers_are_refused_or_harmless(name, at, value):
         {"fragments": (Fragment(7, "q", 0, (), ()),)},
         {"fragments": (Fragment(0, "q", 0, (1,), ()),)},
         {"fragments": (Fragment(0, "q", 0, (-1,), (1,)),)},
+        {"fragments": (Fragment(0, "q", -1, (1,), (1,)),)},
     ],
     ids=str,
 )
@@ -249,10 +294,19 @@ def test_rewrites_that_name_nothing_are_refused():
         Rewrite("r", "nobody", 0, "top_k", "1", ""),
         Rewrite("r", "main", 99, "top_k", "1", ""),
         Rewrite("r", "main", 0, "nothing", "1", ""),
+        Rewrite("r", "main", -1, "top_k", "1", ""),
+        Rewrite("r", "main", 1, FRAGMENT_OFFSET, "0", ""),  # an input without a fragment
+        Rewrite("r", "main", -1, FRAGMENT_OFFSET, "0", ""),
+        Rewrite("r", "nobody", 0, FRAGMENT_OFFSET, "0", ""),
+        *(
+            Rewrite("r", "main", 0, FRAGMENT_OFFSET, value, "")
+            for value in ("", "x", "-1", "1.5", "0x1", " 0", "0\n", "\u0660", "9" * 5000)
+        ),
     ):
         with pytest.raises(InvalidDescriptor):
             apply(d, [rewrite])
     assert apply(d, [Rewrite("r", "main", 0, "top_k", "1", "")]).attributes_of(2) == {"top_k": "1"}
+    assert apply(d, [Rewrite("r", "main", 0, FRAGMENT_OFFSET, "24", "")]).fragments[0].offset == 24
 
 
 def test_a_hundred_thousand_nodes_are_compact():
