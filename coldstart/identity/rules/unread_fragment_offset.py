@@ -22,8 +22,10 @@ REASON = "no output and no effect depends on the contents of this fragment, so w
 PROOF = (
     "The slice's result is dead in every live context of its function (liveness.py). start -> 0 and "
     "limit -> limit - start keep strides, sizes and result type and stay inside of the operand; no op, operand or "
-    "argument changes, so memory and schedule don't. Tests: poison (the dead slice's result replaced by other data "
-    "moves nothing), judge (XLA's optimized HLO equal), corpus (slices with one live use stay)."
+    "argument changes, so memory and schedule don't. An input's fragment goes to the start of its buffer, where it "
+    "fits as it did; it stays if it, or another view of that buffer, is aliased or donated. Tests: poison (the dead "
+    "slice's result replaced by other data moves nothing), judge (XLA's optimized HLO equal), corpus (slices with one "
+    "live use stay)."
 )
 # A slice that says anything else (frontend attributes steer the compiler) is left alone.
 _KNOWN = frozenset({"start_indices", "limit_indices", "strides", "sdy.sharding", "mhlo.sharding"})
@@ -39,11 +41,16 @@ def find(d: GraphDescriptor, live: Liveness) -> Iterator[Rewrite]:
                 yield from _slice(d, live, node)
     entry_node = int(d.function_node[d.entry])
     first = int(d.region_first_argument[d.structure.first_region[entry_node]])
+    # A buffer in which anything is written in place: how its views lie to each other stays as it is.
+    written = {
+        fragment.buffer
+        for fragment in d.fragments
+        if d.input_alias_output[fragment.input] >= 0 or d.input_donated[fragment.input]
+    }
     for fragment in d.fragments:
         value = first + fragment.input
         kept = (
-            d.input_alias_output[fragment.input] >= 0
-            or d.input_donated[fragment.input]
+            fragment.buffer in written
             or min(fragment.strides, default=0) < 0  # from offset 0 it would reach below the buffer
         )
         if fragment.offset != 0 and not kept and live.dead(range(value, value + 1)):
