@@ -199,7 +199,7 @@ def _judged(
             rule = edit.rule
             edited = left if edit_l is not None else right
             why = _why_it_goes(edited, edit) or edit.reason
-        elif attribute in _MAY_GO:
+        elif attribute in _MAY_GO and not l.final:  # a final descriptor has no normal form
             why = f"unless the rule {_MAY_GO[attribute]} leaves it out of the hash"
         elif len(l.results_of(a)):
             why = _why_it_stays(left, a) or _why_it_stays(right, b)

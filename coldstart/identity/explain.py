@@ -98,6 +98,8 @@ def off_by(in_force: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """From a record's list of rules in force: names of ours that were off, and ids that are not known here."""
     if not in_force:
         return frozenset(), ()
+    if in_force == "none":
+        return frozenset(rule.name for rule in rules.RULES), ()
     listed = set(in_force.split())
     ours = {rule.id for rule in rules.RULES}
     off = frozenset(rule.name for rule in rules.RULES if rule.id not in listed)

@@ -20,6 +20,8 @@ SCHEME = "cs1"
 
 # The components of a JAX program's key, in hashing order. Adding, dropping or reordering one is a new scheme.
 COMPONENTS = ("program", "options", "target", "flags", "callbacks")
+# Begins the program component of final descriptors (final.py), and of nothing else.
+FINAL = "final:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,9 @@ class KeyRecord:
 
     @property
     def module_digest(self) -> str:
-        """sha256 (hex) of the normal form of the module that is handed to the compiler."""
-        return self["program"].value
+        """sha256 (hex) of the normal form of the module that is handed to the compiler, or of a final descriptor."""
+        value = self["program"].value
+        return value.rpartition(":")[2] if value.startswith(FINAL) else value
 
     def to_json(self) -> str:
         """One line of JSON with sorted names; `from_json` reads it back."""
