@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from coldstart.errors import InvalidRequest
+from coldstart.identity.final import FinalParts
 from coldstart.identity.key import Component, KeyRecord
 from coldstart.identity.rewrite import Rewrite
 from coldstart.outcomes import Outcome, Reason
@@ -95,6 +96,19 @@ def record_from_pb(message: pb.KeyRecord) -> KeyRecord:
         versions=tuple(sorted(message.versions.items())),
         notes=tuple(message.notes),
         scheme=message.scheme,
+    )
+
+
+def final_parts_from_pb(message: pb.KeyRecord) -> FinalParts:
+    """A final program's record without its program. Raises InvalidRequest."""
+    if not message.scheme:
+        raise InvalidRequest("a key record names its scheme")
+    return FinalParts(
+        components=tuple(Component(c.name, c.value, c.detail) for c in message.components),
+        scheme=message.scheme,
+        program_name=message.program_name,
+        versions=tuple(sorted(message.versions.items())),
+        notes=tuple(message.notes),
     )
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coldstart.artifact import Header
+from coldstart.identity.final import Described
 from coldstart.identity.key import KeyRecord
 from coldstart.identity.rewrite import Rewrite
 from coldstart.outcomes import Reason
+from coldstart.server.frames import Job
 from coldstart.wire import KeyState, Mode
 
 
@@ -33,12 +35,16 @@ class Canonicalized:
     rewrites: tuple[Rewrite, ...] = ()
     kept: bytes = b""  # zlib of the descriptor, to explain it later; empty: too large
     abandoned: str = ""  # why there is no answer, in words; the program is compiled as it is
+    reason: Reason = (
+        Reason.UNSHAREABLE
+    )  # the word for that, where nothing can be shared without an answer
+    final: Described | None = None  # of a final descriptor
 
 
 class Canonicalize(Protocol):
     """A serialized GraphDescriptor -> its rewrites. The seam where canonicalization is plugged in."""
 
-    async def __call__(self, descriptor: bytes) -> Canonicalized:
+    async def __call__(self, descriptor: bytes, job: Job = Job.REWRITES) -> Canonicalized:
         """Raises InvalidDescriptor."""
         ...
 
@@ -50,8 +56,10 @@ class Canonicalize(Protocol):
 class NoRewrites:
     """Every program is compiled as it is."""
 
-    async def __call__(self, descriptor: bytes) -> Canonicalized:
-        return Canonicalized()
+    async def __call__(self, descriptor: bytes, job: Job = Job.REWRITES) -> Canonicalized:
+        if job is Job.REWRITES:
+            return Canonicalized()
+        return Canonicalized(abandoned="this daemon has nothing that looks at descriptors")
 
     def warm(self) -> None:
         """Nothing to get ready."""
@@ -111,6 +119,15 @@ class Refused:
 
 
 Answer = NeedDescriptor | Rewritten | Hit | Leased | Waiting | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class FinalAnswer:
+    """What a final program is answered: as a key record is, and what its key was made of."""
+
+    answer: Answer
+    record: KeyRecord | None = None  # None: no key could be made
+    rewrites: tuple[Rewrite, ...] = ()  # what is compiled is the program with these made
 
 
 @dataclass(frozen=True, slots=True)

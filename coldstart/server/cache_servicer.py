@@ -18,6 +18,7 @@ from coldstart.rpc.v1 import cache_pb2_grpc
 from coldstart.server.answers import (
     Answer,
     Asker,
+    FinalAnswer,
     Hit,
     Leased,
     NeedDescriptor,
@@ -76,7 +77,15 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         if asked == "record":
             record = wire.record_from_pb(request.record)
             return self._reply(await self._lookups.ask_record(asker, record))
-        raise InvalidRequest("a lookup asks by raw_digest, descriptor or record; none is set")
+        if asked == "final_program":
+            return self._final_reply(await self._ask_final(asker, request.final_program))
+        raise InvalidRequest(
+            "a lookup asks by raw_digest, descriptor, record or final_program; none is set"
+        )
+
+    async def _ask_final(self, asker: Asker, program: pb.FinalProgram) -> FinalAnswer:
+        parts = wire.final_parts_from_pb(program.record)
+        return await self._lookups.ask_final(asker, program.descriptor, parts)
 
     async def Await(self, request: pb.AwaitRequest, context: Any) -> pb.LookupReply:
         seconds = _seconds("max_wait_seconds", request.max_wait_seconds)
@@ -231,6 +240,16 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             reply.refused.CopyFrom(
                 pb.Refused(reason=wire.reason_to_pb(answer.reason), message=answer.message)
             )
+        return reply
+
+    def _final_reply(self, final: FinalAnswer) -> pb.LookupReply:
+        reply = self._reply(final.answer)
+        if final.record is not None:
+            reply.record.CopyFrom(wire.record_to_pb(final.record))
+        answer = reply.WhichOneof("answer")
+        if answer in ("hit", "lease", "wait"):
+            rewrites = getattr(reply, answer).rewrites
+            rewrites.extend(wire.rewrite_to_pb(rewrite) for rewrite in final.rewrites)
         return reply
 
 

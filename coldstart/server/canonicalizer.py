@@ -24,9 +24,11 @@ from typing import Any
 
 import coldstart
 from coldstart.errors import InvalidDescriptor
+from coldstart.identity.final import Described
 from coldstart.identity.rewrite import Rewrite
+from coldstart.outcomes import Reason
 from coldstart.server.answers import Canonicalized
-from coldstart.server.frames import PEAK_BYTES, frame, receive
+from coldstart.server.frames import PEAK_BYTES, Job, frame, receive
 
 log = logging.getLogger("coldstart.server")
 
@@ -75,7 +77,7 @@ class Canonicalizer:
         self.started = 0  # workers
         self.abandoned: Counter[str] = Counter()  # by reason: busy, slow, died, failed
 
-    async def __call__(self, descriptor: bytes) -> Canonicalized:
+    async def __call__(self, descriptor: bytes, job: Job = Job.REWRITES) -> Canonicalized:
         """The rewrites, or why there are none. Raises InvalidDescriptor."""
         if len(descriptor) > MAX_DESCRIPTOR_BYTES:
             raise InvalidDescriptor(
@@ -84,7 +86,7 @@ class Canonicalizer:
         if not await self._turn(len(descriptor)):
             return self._abandon("busy", "too many descriptors were waiting")
         try:
-            return await self._job(descriptor)
+            return await self._job(descriptor, job)
         finally:
             self._turns.release()
             self._retire_later()
@@ -124,12 +126,12 @@ class Canonicalizer:
             self._waiting_bytes -= size
         return True
 
-    async def _job(self, descriptor: bytes) -> Canonicalized:
+    async def _job(self, descriptor: bytes, job: Job) -> Canonicalized:
         worker = None
         try:
             async with asyncio.timeout(self._job_seconds):
                 worker = await self._worker()
-                answer, kept = await worker.ask(descriptor)
+                answer, kept = await worker.ask(descriptor, job)
         except TimeoutError:
             return self._abandon("slow", f"it took longer than {self._job_seconds:g} s")
         except (EOFError, OSError, ValueError) as exc:
@@ -146,12 +148,14 @@ class Canonicalizer:
         if "failed" in answer:
             return self._abandon("failed", answer["failed"])
         self.done += 1
-        return Canonicalized(tuple(Rewrite(*rewrite) for rewrite in answer["rewrites"]), kept)
+        rewrites = tuple(Rewrite(*rewrite) for rewrite in answer["rewrites"])
+        return Canonicalized(rewrites, kept, final=_described(answer.get("final")))
 
     def _abandon(self, word: str, why: str) -> Canonicalized:
         self.abandoned[word] += 1
         log.warning("a descriptor is not canonicalized: %s", why)
-        return Canonicalized(abandoned=why)
+        late = word in ("busy", "slow")
+        return Canonicalized(abandoned=why, reason=Reason.DEADLINE if late else Reason.UNSHAREABLE)
 
     # --- workers -------------------------------------------------------------------------------
 
@@ -198,6 +202,13 @@ class Canonicalizer:
         return task
 
 
+def _described(said: dict[str, Any] | None) -> Described | None:
+    if said is None:
+        return None
+    lists = {name: tuple(said[name]) for name in ("rules", "reasons")}
+    return Described(**{**said, **lists})
+
+
 class _Worker:
     """One process."""
 
@@ -226,12 +237,12 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.returncode is None
 
-    async def ask(self, descriptor: bytes) -> tuple[dict[str, Any], bytes]:
+    async def ask(self, descriptor: bytes, job: Job) -> tuple[dict[str, Any], bytes]:
         """Raises EOFError, OSError or ValueError where the process can't be used any more."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         self._busy = True
-        stdin.write(frame(b"", descriptor))
+        stdin.write(frame(job.encode(), descriptor))
         await stdin.drain()
         text, data = await receive(stdout)
         self._busy = False

@@ -8,20 +8,25 @@ holds no secrets, may use so much memory and no more, and is killed when it take
 
 from __future__ import annotations
 
+import hashlib
 import json
 import resource
 import sys
 import traceback
 import zlib
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from typing import Any
 
 from coldstart.errors import InvalidDescriptor
-from coldstart.identity.canonical import canonicalize
+from coldstart.identity import rules
+from coldstart.identity.canonical import Canonical, canonicalize
+from coldstart.identity.descriptor import GraphDescriptor
+from coldstart.identity.final import MAX_NOTES, Described, shown
 from coldstart.server.frames import (
     MAX_DATA_BYTES,
     MAX_TEXT_BYTES,
     PEAK_BYTES,
+    Job,
     read_frame,
     write_frame,
 )
@@ -30,13 +35,17 @@ from coldstart.wire_descriptor import descriptor_from_bytes
 MAX_REWRITES = 20_000
 
 
-def canonicalize_bytes(data: bytes) -> tuple[dict[str, Any], bytes]:
+def canonicalize_bytes(data: bytes, job: Job = Job.REWRITES) -> tuple[dict[str, Any], bytes]:
     """A serialized descriptor → the answer and the compressed descriptor. Total: whatever `data` is.
 
     The answer holds `rewrites`, or `invalid` with what the sender can change, or `failed` with what went wrong here.
+    For a final descriptor it also holds `final`: the fields of `Described`.
     """
     try:
-        found = canonicalize(descriptor_from_bytes(data))
+        descriptor = descriptor_from_bytes(data)
+        _check_kind(descriptor, job)
+        off = [rule.name for rule in rules.REWRITES] if job is Job.FINAL_EXACT else []
+        found = canonicalize(descriptor, off)
     except InvalidDescriptor as exc:
         return {"invalid": str(exc)[:1000]}, b""
     except RecursionError:
@@ -51,8 +60,34 @@ def canonicalize_bytes(data: bytes) -> tuple[dict[str, Any], bytes]:
             "failed": f"{len(found.rewrites)} rewrites are more than the {MAX_REWRITES} that are sent"
         }, b""
     kept = zlib.compress(data, 1)
-    answer = {"rewrites": [astuple(rewrite) for rewrite in found.rewrites]}
+    answer: dict[str, Any] = {"rewrites": [astuple(rewrite) for rewrite in found.rewrites]}
+    if descriptor.final:
+        answer["final"] = asdict(_described(descriptor, found, off, data))
     return answer, kept if len(kept) < MAX_DATA_BYTES else b""
+
+
+def _check_kind(descriptor: GraphDescriptor, job: Job) -> None:
+    if descriptor.final and job is Job.REWRITES:
+        raise InvalidDescriptor(
+            "a final descriptor is asked about as final_program, with the other components of its key beside it"
+        )
+    if not descriptor.final and job is not Job.REWRITES:
+        raise InvalidDescriptor(
+            "the descriptor of a final_program says final = true: no module stands behind it"
+        )
+
+
+def _described(d: GraphDescriptor, found: Canonical, off: list[str], data: bytes) -> Described:
+    return Described(
+        digest=found.digest,
+        rules=tuple(rule.id for rule in rules.REWRITES if rule.name not in off),
+        raw_digest=hashlib.sha256(data).hexdigest(),
+        framework=shown(d.framework),
+        program_name=shown(d.program_name),
+        nodes=d.nodes,
+        rewritten=len(found.reasons),
+        reasons=tuple(map(shown, found.reasons[:MAX_NOTES])),
+    )
 
 
 def main() -> None:
@@ -66,7 +101,7 @@ def main() -> None:
         frame = read_frame(requests)
         if frame is None:
             return
-        answer, kept = canonicalize_bytes(frame[1])
+        answer, kept = canonicalize_bytes(frame[1], Job(frame[0].decode()))
         text = json.dumps(answer).encode()
         if len(text) > MAX_TEXT_BYTES:
             text, kept = json.dumps({"failed": "its rewrites are too long to send"}).encode(), b""

@@ -1,7 +1,7 @@
 """Frames: what the daemon and its canonicalizer workers say to each other over pipes.
 
 frame   = text length, data length (8 bytes each, big endian), text, data
-request = no text; a serialized GraphDescriptor
+request = a `Job`; a serialized GraphDescriptor
 answer  = JSON; the most memory that the worker ever used (8 bytes, big endian) and the compressed descriptor
 """
 
@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from enum import StrEnum
 from typing import BinaryIO
 
 HEAD = struct.Struct(">QQ")
 MAX_TEXT_BYTES = 16 << 20
 MAX_DATA_BYTES = 8 << 20  # of an answer; 20 000 nodes compress to 50 to 300 KB
 PEAK_BYTES = 8
+
+
+class Job(StrEnum):
+    """What is wanted of a descriptor."""
+
+    REWRITES = "rewrites"  # of one that steers; a module is what is keyed
+    FINAL = "final"  # of a final one: its digest as well
+    FINAL_EXACT = "final-exact"  # the digest of a final one as it is
 
 
 def frame(text: bytes, data: bytes) -> bytes:

@@ -5,7 +5,7 @@ silent for too long; either way it is counted exactly once. All state lives on o
 whatever was true before an `await` is looked at again after it.
 
     ask_raw, ask_descriptor -> what may be rewritten
-    ask_record              -> hit, lease, wait or refused (resolver.py); Await ends as hit, lease, refused, or waits on
+    ask_record, ask_final   -> hit, lease, wait or refused (resolver.py); Await ends as hit, lease, refused, or waits on
     publish, fail, release  -> the end of a lease
     finish                  -> counted
 """
@@ -21,6 +21,7 @@ from dataclasses import replace
 from coldstart.artifact import Artifact
 from coldstart.config import DaemonConfig
 from coldstart.errors import InvalidRequest, LeaseLost, TierError
+from coldstart.identity.final import FinalParts
 from coldstart.identity.key import KeyRecord, key_of
 from coldstart.lease.board import End, LeaseBoard
 from coldstart.outcomes import Outcome, Reason
@@ -28,6 +29,7 @@ from coldstart.server.answers import (
     Answer,
     Asker,
     Canonicalize,
+    FinalAnswer,
     KeyAnswer,
     NeedDescriptor,
     NoRewrites,
@@ -36,12 +38,13 @@ from coldstart.server.answers import (
     Waiting,
     least,
 )
+from coldstart.server.frames import Job
 from coldstart.server.holdings import Holdings
 from coldstart.server.key_memory import KeyMemory
 from coldstart.server.lease_book import LeaseBook
 from coldstart.server.negatives import NegativeEntries
 from coldstart.server.open_lookups import OpenLookup, OpenLookups, check_lookup_id
-from coldstart.server.program_memory import ProgramMemory
+from coldstart.server.program_memory import ProgramMemory, final_name
 from coldstart.server.publisher import Publication, Published, Publisher
 from coldstart.server.reason_sets import HOST_REASONS, NEGATIVE_REASONS, REJECT_REASONS
 from coldstart.server.resolver import Resolver, choose
@@ -143,6 +146,21 @@ class Lookups:
         if found.abandoned:
             self._tally.event("not-canonicalized", f"{asker.holder}: {found.abandoned}")
         return Rewritten(found.rewrites)
+
+    async def ask_final(self, asker: Asker, descriptor: bytes, parts: FinalParts) -> FinalAnswer:
+        """By final descriptor: as by key record, with a record that is made here."""
+        await self._enter(asker)
+        exact = least(self.mode, asker.mode) is not Mode.CANONICAL
+        found = await self._canonicalize(descriptor, Job.FINAL_EXACT if exact else Job.FINAL)
+        if found.final is None:
+            self._tally.event("not-canonicalized", f"{asker.holder}: {found.abandoned}")
+            return FinalAnswer(Refused(found.reason, f"no key was made: {found.abandoned}"))
+        record = parts.record(found.final)
+        lookup = await self._enter(asker)  # it may have ended meanwhile
+        # Never the name that a client chose: what a client says is the same program is not what makes it so here.
+        lookup.raw_digest = final_name(found.final.raw_digest)
+        self.programs.remember(lookup.raw_digest, found)
+        return FinalAnswer(await self.ask_record(asker, record), record, found.rewrites)
 
     async def ask_record(self, asker: Asker, record: KeyRecord) -> Answer:
         """By key record: hit, lease, wait or refused."""
