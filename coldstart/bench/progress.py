@@ -17,16 +17,27 @@ class Progress:
         self._seconds = seconds
 
     @contextmanager
-    def of(self, name: str, records: Sequence[Path], before: int, total: int) -> Iterator[None]:
-        """Inside, say how `records` grow from `before` lines in all to `total`."""
+    def of(
+        self,
+        name: str,
+        records: Sequence[Path],
+        before: int,
+        total: int,
+        things: str = "programs",
+    ) -> Iterator[None]:
+        """Inside, say how `records` grow from `before` lines in all to `total`; a line is one of `things`."""
         began, over = time.monotonic(), threading.Event()
+
+        def now() -> str:
+            done, seconds = count_lines(records), time.monotonic() - began
+            return told(name, done, before, total, seconds, things)
 
         def watch() -> None:
             while not over.wait(self._seconds):
-                self._say(told(name, count_lines(records), before, total, time.monotonic() - began))
+                self._say(now())
 
         self._say(
-            f"{name}: {total - before} programs to go" + (f", {before} done earlier" * bool(before))
+            f"{name}: {total - before} {things} to go" + (f", {before} done earlier" * bool(before))
         )
         watcher = threading.Thread(target=watch, name="coldstart-bench-progress", daemon=True)
         watcher.start()
@@ -35,12 +46,14 @@ class Progress:
         finally:
             over.set()
             watcher.join()
-            self._say(told(name, count_lines(records), before, total, time.monotonic() - began))
+            self._say(now())
 
 
-def told(name: str, done: int, before: int, total: int, seconds: float) -> str:
+def told(
+    name: str, done: int, before: int, total: int, seconds: float, things: str = "programs"
+) -> str:
     """One line: what is done, and what is left at the pace so far."""
-    line = f"{name}: {done}/{total} programs, {_clock(seconds)}"
+    line = f"{name}: {done}/{total} {things}, {_clock(seconds)}"
     new = done - before
     if done >= total or new <= 0:
         return line

@@ -59,7 +59,7 @@ def read_record(path: Path) -> list[dict[str, Any]]:
 def run(part: Part) -> None:
     """Obtain what the record lacks, and record it."""
     done = {line["program"] for line in read_record(part.record)}
-    _drop_torn_line(part.record)
+    drop_torn_line(part.record)
     import jax
 
     from coldstart.client import jax_internals
@@ -138,7 +138,7 @@ def _ended(cache: str) -> dict[str, int]:
     return {f"{outcome} {reason}": count for (outcome, reason), count in report.lookups.items()}
 
 
-def _drop_torn_line(path: Path) -> None:
+def drop_torn_line(path: Path) -> None:
     """A process that was killed may have left half a line, which the next one must not continue."""
     if path.exists():
         data = path.read_bytes()

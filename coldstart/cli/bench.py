@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -127,9 +128,80 @@ def reuse(
     return 1 if result.all_wrong else 0
 
 
+@bench.command(
+    epilog="Example: coldstart bench soundness --pairs 500 --seed 7. One pair again: --seed 7 --only 123"
+)
+@click.option("--pairs", type=click.IntRange(1, 1_000_000), default=500, show_default=True,
+              help="Pairs of programs.")  # fmt: skip
+@click.option("--seed", type=int, default=1, show_default=True, help="All programs follow from it.")
+@click.option("--jobs", type=click.IntRange(1, 256), metavar="N",
+              help="Processes that run together; default: one a core.")  # fmt: skip
+@click.option("--kinds", default="", metavar="KIND,...", help="Only these kinds of mutations.")
+@click.option("--optimized", is_flag=True,
+              help="Compile what is executed as JAX does by default; takes twice as long.")  # fmt: skip
+@click.option("--only", type=click.IntRange(0), metavar="NUMBER", help="Judge one pair alone.")
+@click.option("--seconds", type=click.FloatRange(1), default=24 * 3600.0, metavar="S",
+              help="Give up when it takes longer; default: 24 hours.")  # fmt: skip
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Keep records here; the same command goes on where it stopped.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def soundness(
+    pairs: int,
+    seed: int,
+    jobs: int | None,
+    kinds: str,
+    optimized: bool,
+    only: int | None,
+    seconds: float,
+    keep: Path | None,
+    as_json: bool,
+) -> int:
+    """Execute random programs that share a key, and compare every bit.
+
+    A pair is a program and a mutation of it, which keeps the meaning or may change it. Exit code 1 where equal keys had
+    different results, or a pair could not be judged. No daemon is needed.
+    """
+    from coldstart.bench import soundness as measured
+    from coldstart.bench import soundness_table
+    from coldstart.bench.progress import Progress
+
+    chosen = tuple(name.strip() for name in kinds.split(",") if name.strip())
+    plan = measured.Plan(seed, pairs, chosen, optimized, only)
+    if keep is not None and keep.exists() and any(keep.iterdir()) and not measured.is_one(keep):
+        raise click.UsageError(f"--keep {keep}: holds other things; name a new or an empty folder")
+    with _folder(keep) as (_, folder, interruption):
+        result = measured.run(
+            plan,
+            folder,
+            jobs=jobs or os.cpu_count() or 1,
+            seconds=seconds,
+            interruption=interruption,
+            progress=Progress(_progress, 2.0 if sys.stderr.isatty() else 30.0),
+        )
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        soundness_table.show(result, _console())
+    return 1 if result.bad else 0
+
+
 @contextmanager
 def _daemon(keep: Path | None) -> Iterator[tuple[Path, Daemon, Interruption]]:
     """A folder for the bench, and a daemon whose store lies in it."""
+    with ExitStack() as stack:
+        scratch, folder, interruption = stack.enter_context(_folder(keep))
+        # The socket lies in the scratch folder: the path of one can't be long.
+        daemon = stack.enter_context(
+            processes.daemon(
+                scratch, folder / "store", "--log-level=warning", interruption=interruption
+            )
+        )
+        yield folder, daemon, interruption
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[tuple[Path, Path, Interruption]]:
+    """A scratch folder, the folder for the bench, and what tells that a signal came."""
     from coldstart.demo.run import check_packages
 
     check_packages()
@@ -138,13 +210,7 @@ def _daemon(keep: Path | None) -> Iterator[tuple[Path, Daemon, Interruption]]:
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         folder = keep.resolve() if keep else scratch / "kept"
         folder.mkdir(parents=True, exist_ok=True)
-        # The socket lies in the scratch folder: the path of one can't be long.
-        daemon = stack.enter_context(
-            processes.daemon(
-                scratch, folder / "store", "--log-level=warning", interruption=interruption
-            )
-        )
-        yield folder, daemon, interruption
+        yield scratch, folder, interruption
 
 
 def _progress(line: str) -> None:

@@ -433,3 +433,12 @@ def stock_cache() -> StockCache:
         min_entry_bytes=int(_jax_config.persistent_cache_min_entry_size_bytes.value),
         latched_off=enabled and decided and not used,
     )
+
+
+def stock_key(request: CompileRequest) -> str:
+    """The name under which JAX's own cache would keep this request's executable."""
+    return str(
+        _compilation_cache.get_cache_key(
+            request.computation, request.devices, request.compile_options, request.backend
+        )
+    )
