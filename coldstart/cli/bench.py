@@ -185,6 +185,33 @@ def soundness(
     return 1 if result.bad else 0
 
 
+@bench.command(epilog="Example: coldstart bench identity --layers 1,32 --repeats 3")
+@click.option("--layers", default="1,32,292", show_default=True, metavar="N,...",
+              help="Lengths of the programs; a layer has about 67 ops.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(1, 1000), default=5, show_default=True,
+              help="Of which the least counts.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def identity(layers: str, repeats: int, as_json: bool) -> int:
+    """Time how a program is identified, beside a plain walk of it and JAX's own cache key."""
+    from coldstart.bench import identity as measured
+
+    try:
+        sizes = [int(text) for text in layers.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or not all(1 <= size <= 2000 for size in sizes):
+        raise click.UsageError(f"--layers {layers}: numbers from 1 to 2000, as 1,32,292")
+    with _daemon(None) as (folder, daemon, interruption):
+        found = measured.run(
+            sizes, daemon.address, folder, repeats=repeats, interruption=interruption
+        )
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        measured.show(found, _console())
+    return 0
+
+
 @contextmanager
 def _daemon(keep: Path | None) -> Iterator[tuple[Path, Daemon, Interruption]]:
     """A folder for the bench, and a daemon whose store lies in it."""
