@@ -8,6 +8,7 @@ from rich.table import Table
 from coldstart.bench.hit import HitResult
 from coldstart.bench.pieces import TOLERANCE
 from coldstart.bench.reuse import ReuseResult
+from coldstart.bench.small import SmallResult
 from coldstart.bench.start import PHASES
 
 MEANING = {
@@ -96,3 +97,24 @@ def show_reuse(result: ReuseResult, console: Console) -> None:
         )
     for text in result.all_wrong:
         console.print(f"WRONG: {text}", markup=False)
+
+
+def show_small(result: SmallResult, console: Console) -> None:
+    table = Table(
+        title=f"{result.programs} tiny eager programs, medians of {len(result.rounds)}, seconds"
+    )
+    for heading in ("start", "compiled", "wall", "until sent", "cpu", "wall ratio", "cpu ratio"):
+        table.add_column(heading, justify="left" if heading == "start" else "right")
+    names = {"stock": "stock JAX, cache off", "first": "coldstart, empty store"}
+    for start in ("stock", "first", "second"):
+        ratio = result.ratio(start)
+        table.add_row(
+            names.get(start, "coldstart, filled store"),
+            str(result.rounds[0][start]["compiles"]),
+            *(f"{result.median(start, what):.2f}" for what in ("wall", "finish", "cpu")),
+            *(f"{ratio[what]:.2f}" for what in ("wall", "cpu")),
+        )
+    console.print(table)
+    console.print(
+        f"{result.remote_objects} objects written beyond this host; {result.wrong} results differ from NumPy's."
+    )

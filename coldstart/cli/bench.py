@@ -212,6 +212,35 @@ def identity(layers: str, repeats: int, as_json: bool) -> int:
     return 0
 
 
+@bench.command(epilog="Example: coldstart bench small --programs 1000 --rounds 1")
+@click.option("--programs", type=click.IntRange(1, 100_000), default=1000, show_default=True,
+              help="Tiny eager programs, each compiled for itself.")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1, 100), default=1, show_default=True,
+              help="Times that all three starts are made.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def small(programs: int, rounds: int, as_json: bool) -> int:
+    """Time tiny eager programs under stock JAX without a cache, and under Coldstart, empty and filled.
+
+    Exit code 1 where a result was wrong, a second start compiled, or something left this host.
+    """
+    from coldstart.bench import small as measured
+    from coldstart.bench import tables
+    from coldstart.demo.run import check_packages
+
+    check_packages()
+    with interruptible() as interruption, ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="coldstart-bench-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        result = measured.run(
+            programs, folder, rounds=rounds, interruption=interruption, say=_progress
+        )
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        tables.show_small(result, _console())
+    return 1 if result.wrong or result.compiled_again or result.remote_objects else 0
+
+
 @contextmanager
 def _daemon(keep: Path | None) -> Iterator[tuple[Path, Daemon, Interruption]]:
     """A folder for the bench, and a daemon whose store lies in it."""
