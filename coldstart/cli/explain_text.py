@@ -149,7 +149,7 @@ def _kernels(kernels: list[dict[str, Any]], limit: int) -> Iterator[str]:
     for group in list(alike.values())[:limit]:
         first = group[0]
         more = f" and {len(group) - 1} more like it" if len(group) > 1 else ""
-        yield f"    kernel {first['kernel']} (@{first['function']} op {first['op']}{more})"
+        yield f"    kernel {first['kernel'] or first['name']} (@{first['function']} op {first['op']}{more})"
         for index, operand in enumerate(first["operands"]):
             yield from _wrapped(
                 f"operand {index} {operand['state']:<8}", operand["why"], indent="      "

@@ -12,8 +12,8 @@ from itertools import zip_longest
 
 import numpy as np
 
-from coldstart.identity.descriptor import GraphDescriptor
-from coldstart.identity.explain import Program, kernel_name, who_reads
+from coldstart.identity.descriptor import Fragment, GraphDescriptor
+from coldstart.identity.explain import Program, input_value, kernel_name, who_reads
 from coldstart.identity.rewrite import Rewrite
 
 ABSENT = "(none)"
@@ -225,7 +225,20 @@ def _why_it_goes(p: Program, rewrite: Rewrite) -> str:
 def _why_it_stays(p: Program, node: int) -> str:
     if p.live.dead(p.descriptor.results_of(node)):
         return ""
-    return who_reads(p, node) or "its result reaches an output or an effect"
+    return (
+        who_reads(p, p.descriptor.results_of(node)) or "its result reaches an output or an effect"
+    )
+
+
+def _view(f: Fragment) -> str:
+    return f"buffer {f.buffer}, offset {f.offset}, sizes {f.sizes}, strides {f.strides}"
+
+
+def _why_a_view_stays(p: Program, index: int) -> str:
+    value = input_value(p.descriptor, index)
+    if p.live.dead(range(value, value + 1)):
+        return "nothing reads it, but a stride is negative, or a view of its buffer is aliased or donated"
+    return who_reads(p, (value,)) or "an output or an effect depends on it"
 
 
 def _inputs(left: Program, right: Program) -> Iterator[Difference]:
@@ -246,6 +259,9 @@ def _inputs(left: Program, right: Program) -> Iterator[Difference]:
         )
         same = a is not None and b is not None and a.buffer == b.buffer
         same = same and (a.sizes, a.strides) == (b.sizes, b.strides)  # type: ignore[union-attr]
-        rule, why = (edit.rule, edit.reason) if edit is not None and same else ("", "")
-        one, other = (ABSENT if f is None else str(f) for f in (a, b))
+        if edit is not None and same:
+            rule, why = edit.rule, edit.reason
+        else:
+            rule, why = "", _why_a_view_stays(left, index) if same else ""
+        one, other = (ABSENT if f is None else _view(f) for f in (a, b))
         yield Difference(function, index, "input", "", "fragment", one, other, rule, why)

@@ -116,16 +116,22 @@ def node_at(d: GraphDescriptor, function: str, op: int) -> int:
     raise InvalidDescriptor(f"there is no op {op} in @{function}")
 
 
+def input_value(d: GraphDescriptor, index: int) -> int:
+    """The value that an input of the program is."""
+    region = d.structure.first_region[d.function_node[d.entry]]
+    return int(d.region_first_argument[region]) + index
+
+
 def kernel_name(d: GraphDescriptor, node: int) -> str:
     """What an opaque op is called; "" for ops that are not opaque."""
     attributes = d.attributes_of(node)
     return next((attributes[n].strip('"') for n in _NAMES if n in attributes), "")
 
 
-def who_reads(p: Program, node: int) -> str:
-    """Why a node's results matter: what reads them in the end, in words; "" where nothing does."""
+def who_reads(p: Program, values: Iterable[int]) -> str:
+    """Why these values matter: what reads them in the end, in words; "" where nothing does."""
     d, live = p.descriptor, p.live
-    todo = list(d.results_of(node))
+    todo = list(values)
     seen, steps = set(todo), 0
     via: dict[int, int] = {}  # value → the value before it
     while todo and steps < MAX_STEPS:
@@ -191,8 +197,7 @@ def _state(d: GraphDescriptor, node: int, operand: int) -> tuple[Read, str]:
 def _edit(d: GraphDescriptor, live: Liveness, rewrite: Rewrite) -> Edit:
     if rewrite.attribute == FRAGMENT_OFFSET:
         fragment = next(f for f in d.fragments if f.input == rewrite.op)
-        region = d.structure.first_region[d.function_node[d.entry]]
-        value = int(d.region_first_argument[region]) + rewrite.op
+        value = input_value(d, rewrite.op)
         name, before = "input", str(fragment.offset)
     else:
         node = node_at(d, rewrite.function, rewrite.op)

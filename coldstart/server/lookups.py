@@ -158,7 +158,7 @@ class Lookups:
         record = parts.record(found.final)
         lookup = await self._enter(asker)  # it may have ended meanwhile
         # Never the name that a client chose: what a client says is the same program is not what makes it so here.
-        lookup.raw_digest = final_name(found.final.raw_digest)
+        lookup.raw_digest = final_name(key_of(record), found.final.raw_digest)
         self.programs.remember(lookup.raw_digest, found)
         return FinalAnswer(await self.ask_record(asker, record), record, found.rewrites)
 

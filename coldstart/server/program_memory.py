@@ -4,7 +4,7 @@
     raw digest → the raw descriptor, compressed
     key        → its record, published or not
 
-A final program goes by the digest of its descriptor, made here and under a name that no client can ask by.
+A final program goes by its key and the digest of its descriptor, both made here: a name that no client can ask by.
 Each bounded by count and by bytes, least recently used first; in memory only: after a restart, every program's first
 lookup brings its descriptor again. Wrong rewrites can cost a miss and nothing worse: clients make the key from the
 module that they rewrote, after they confirmed each edit on it. A key is what a client made of the very program that
@@ -27,8 +27,6 @@ ALIAS_BYTES = 64 << 20
 DESCRIPTOR_BYTES = 64 << 20
 RECORD_BYTES = 64 << 20
 OVERHEAD_BYTES = 500  # of an entry, beside its text
-
-_FINAL = "final "
 
 T = TypeVar("T")
 
@@ -160,7 +158,7 @@ class ProgramMemory:
             alias = self._aliases.get(raw_digest)
             if alias is not None and alias.rewrites is not None:
                 descriptor = self._descriptors.get(raw_digest) or b""
-                found.append(RawProgram(raw_digest.removeprefix(_FINAL), alias, descriptor))
+                found.append(RawProgram(raw_digest.rpartition(" ")[2], alias, descriptor))
         return found
 
     def _unlink(self, raw_digest: str, alias: Alias) -> None:
@@ -170,9 +168,9 @@ class ProgramMemory:
             self._by_key.pop(alias.key, None)
 
 
-def final_name(raw_digest: str) -> str:
-    """What a final program is remembered by; no raw digest of a client looks so."""
-    return _FINAL + raw_digest
+def final_name(key: str, raw_digest: str) -> str:
+    """What a final program is remembered by; no raw digest of a client looks so. One descriptor may have many keys."""
+    return f"{key} {raw_digest}"
 
 
 def _size(rewrite: Rewrite) -> int:

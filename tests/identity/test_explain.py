@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ from described import layer
 
 from coldstart.errors import InvalidDescriptor
 from coldstart.identity import account, rules
-from coldstart.identity.descriptor import GraphDescriptor
+from coldstart.identity.descriptor import GraphDescriptor, column
 from coldstart.identity.difference import differences
-from coldstart.identity.explain import node_at, off_by, program, who_reads
+from coldstart.identity.explain import Program, node_at, off_by, program, who_reads
 from coldstart.identity.key import COMPONENTS, Component, KeyRecord
 from coldstart.identity.nearest import nearest
 
@@ -58,6 +59,7 @@ def test_rules_that_were_off_are_read_from_a_record():
     assert off_by(ours) == ({"mesh-axes", RULE}, ())
     assert off_by(f"{rules.in_force()} tomorrow@1") == (frozenset(), ("tomorrow@1",))
     assert off_by("") == (frozenset(), ())
+    assert off_by("none") == ({rule.name for rule in rules.RULES}, ())  # an exact final descriptor
     assert "mesh-axes" in off_by(rules.in_force().replace("mesh-axes@1", "mesh-axes@9"))[0]
 
 
@@ -127,8 +129,8 @@ def test_types_ops_functions_and_fragments():
 
 def test_a_dead_value_has_no_reader():
     p = program(layer())
-    assert who_reads(p, node_at(p.descriptor, "main", 0)) == ""
-    assert "func.return" in who_reads(p, node_at(p.descriptor, "main", 3))
+    assert who_reads(p, p.descriptor.results_of(node_at(p.descriptor, "main", 0))) == ""
+    assert "func.return" in who_reads(p, p.descriptor.results_of(node_at(p.descriptor, "main", 3)))
 
 
 # --- accounts ------------------------------------------------------------------------------------
@@ -186,3 +188,22 @@ def test_the_nearest_key_differs_in_least():
         "other program",
         "far",
     ]
+
+
+def test_a_view_that_stays_says_why() -> None:
+    """Of final descriptors: who reads it, or what else keeps an unread view where it is."""
+
+    def why(*pair: Program) -> str:
+        (found,) = [d for d in differences(*pair) if d.what == "fragment"]
+        assert found.left == "buffer buffer, offset 8, sizes (8, 256), strides (256, 1)"
+        assert not found.rule
+        return found.why
+
+    dense = [program(layer(1, read=True, fragment=8 * k)) for k in (1, 2)]
+    assert why(*dense) == (
+        "stablehlo.custom_call mla (op 1) reads operand 0 (3 uses), through stablehlo.slice"
+    )
+    donated = [
+        program(replace(layer(1, fragment=8 * k), input_donated=column([1, 0]))) for k in (1, 2)
+    ]
+    assert "nothing reads it, but a stride is negative" in why(*donated)
