@@ -60,6 +60,7 @@ def check(d: GraphDescriptor) -> Structure:
     structure = Structure(
         node_region, subtree_end, value_node, value_region, first_region, region_count, terminator
     )
+    _check_attributes(d)
     _check_functions(d, structure)
     _check_inputs(d, structure)
     _check_reads(d)
@@ -228,6 +229,19 @@ def _check_uses(
     _need(bool(np.all(scope >= 0)), "node 0 can't define values")
     inside = (d.region_first_node[scope] <= users) & (users < d.region_end_node[scope])
     _need(bool(np.all(after & inside)), "a value is used before its definition or out of its scope")
+
+
+def _check_attributes(d: GraphDescriptor) -> None:
+    if not d.final:
+        return  # steering ones are never hashed, and their emitter writes them so
+    used, at = np.unique(d.attribute_name, return_inverse=True)
+    rank = np.empty(len(used), dtype=np.int64)
+    rank[sorted(range(len(used)), key=lambda i: d.strings[used[i]])] = np.arange(len(used))
+    order, owner = rank[at], np.repeat(np.arange(d.nodes), d.node_attributes)
+    _need(
+        not np.any((owner[1:] == owner[:-1]) & (order[1:] <= order[:-1])),
+        "the attributes of a node are not sorted by name, or one stands there twice",
+    )
 
 
 def _check_functions(d: GraphDescriptor, s: Structure) -> None:
