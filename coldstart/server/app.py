@@ -42,6 +42,8 @@ log = logging.getLogger("coldstart.server")
 
 MAX_MESSAGE_BYTES = 64 << 20  # a descriptor of 100 000 nodes fits; artifacts come in chunks
 SWEEP_SECONDS = 1.0
+# The store's own upkeep: not urgent, as readers heal what they meet.
+FIRST_JANITOR_SECONDS, JANITOR_SECONDS = 60.0, 6 * 3600.0
 
 SERVICES = (
     cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name,
@@ -102,6 +104,8 @@ class App:
         await self._listen()
         self._sweeper = asyncio.create_task(self._sweep())
         self._undo.callback(self._sweeper.cancel)
+        self._janitor = asyncio.create_task(self._keep_tidy())
+        self._undo.callback(self._janitor.cancel)
         await self._serve_http()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._write_ready()
@@ -203,6 +207,18 @@ class App:
                 await self.lookups.sweep()
             except ColdstartError as exc:
                 say(log, "sweep failed", level=logging.WARNING, error=exc)
+
+    async def _keep_tidy(self) -> None:
+        """Give back the room of what crashes left in the store."""
+        await asyncio.sleep(FIRST_JANITOR_SECONDS)
+        while True:
+            try:
+                removed = await self.holdings.tidy()
+                if removed:
+                    say(log, "tidied", removed=removed)
+            except ColdstartError as exc:
+                say(log, "tidying failed", level=logging.WARNING, error=exc)
+            await asyncio.sleep(JANITOR_SECONDS)
 
     def _write_ready(self) -> None:
         if self.config.ready_file is None:

@@ -156,6 +156,13 @@ class Holdings:
         if self._disk is not None:
             await self._disk.grow_spool(path, to_bytes)
 
+    async def tidy(self) -> int:
+        """Remove what crashes and strangers left on the disk; how many files that were."""
+        if self._disk is None:
+            return 0
+        swept = await self._disk.sweep()
+        return swept.temps + swept.entries + swept.objects + swept.records
+
     async def standing(self) -> tuple[TierStanding, ...]:
         """How each tier stands."""
         return tuple([await self._standing(place) for place in self._places])

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,8 @@ class DiskTier:
         self._room = Room(
             self._layout, self._temps, self._index, self._pins, limit_bytes, recorder, self.name
         )
+        self._stamp_lock = threading.Lock()
+        self._last_stamp = 0
         self._damaged: dict[str, None] = {}  # oldest first
         self._nonce: tuple[str, bytes] | None = None
         self._closed = False
@@ -253,6 +256,8 @@ class DiskTier:
         try:
             self._temps.sweep()
             self._usage()
+            with self._stamp_lock:
+                self._last_stamp = max(self._last_stamp, self._room.latest_use_ns())
         except OSError as exc:
             log.warning("disk: could not read the store at %s: %s", self.root, exc)
 
@@ -300,10 +305,14 @@ class DiskTier:
         )
 
     def _stamp(self) -> int:
-        return int(self._now() * 1e9)
+        """Of a use now. Never before an earlier one, whatever the clock says: else what is used most would be evicted
+        first after it was set back."""
+        with self._stamp_lock:
+            self._last_stamp = max(self._last_stamp + 1, int(self._now() * 1e9))
+            return self._last_stamp
 
     def _touch(self, path: Path) -> None:
-        stamp = int(self._now() * 1e9)
+        stamp = self._stamp()
         with suppress(
             OSError
         ):  # read-only or another user's: the order of eviction is then a guess

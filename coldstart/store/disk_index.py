@@ -216,6 +216,8 @@ class DiskIndex:
     def remove_stray_record(self, key: str) -> bool:
         """Remove a key record whose artifacts are gone. Takes the key's lock."""
         with flocked(self._layout.lock(key)):
+            with suppress(OSError):
+                os.rmdir(self._layout.key_folder(key))  # an entry was lost out of it
             return not self._layout.key_folder(key).exists() and unlink(self._layout.record(key))
 
     def _read(self, key: str, name: str) -> Entry:

@@ -55,6 +55,10 @@ class Room:
         with self._lock:
             return self._space.usage()
 
+    def latest_use_ns(self) -> int:
+        with self._lock:
+            return self._space.latest_use_ns()
+
     def trim_quarantine(self, limit_bytes: int) -> None:
         with self._lock:
             self._space.trim_quarantine(limit_bytes)

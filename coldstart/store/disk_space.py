@@ -41,6 +41,7 @@ class Usage:
 class _Shard:
     changed_ns: int = -1  # the folder's modification time before it was read; -1: read it again
     files: dict[str, int] = field(default_factory=dict)  # name -> size
+    newest_ns: int = 0  # the latest of their modification times
 
 
 class Space:
@@ -66,6 +67,10 @@ class Space:
         for shards in (self._objects, self._records):
             used += sum(sum(shard.files.values()) for shard in shards.values())
         return Usage(used, count, self.limit_bytes)
+
+    def latest_use_ns(self) -> int:
+        """Of all objects, as of the last look."""
+        return max((shard.newest_ns for shard in self._objects.values()), default=0)
 
     def make_room(self, need_bytes: int, evict: Callable[[Path], bool]) -> bool:
         """Evict until `need_bytes` more fit; False if they can't. `evict` says False for what must stay."""
@@ -137,7 +142,7 @@ def _refresh(folder: Path, shards: dict[str, _Shard], wanted: Callable[[str], bo
             if shard.changed_ns == changed_ns:
                 continue
             settled = time.time_ns() - changed_ns > SETTLE_NS
-            shard.files = dict(_listing(path, wanted))
+            shard.files, shard.newest_ns = _listing(path, wanted)
             shard.changed_ns = changed_ns if settled else -1
         except (FileNotFoundError, NotADirectoryError):
             shards.pop(name, None)
@@ -145,14 +150,18 @@ def _refresh(folder: Path, shards: dict[str, _Shard], wanted: Callable[[str], bo
         del shards[name]
 
 
-def _listing(folder: Path, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
-    found = []
+def _listing(folder: Path, wanted: Callable[[str], bool]) -> tuple[dict[str, int], int]:
+    """Sizes by name, and the latest modification time."""
+    found: dict[str, int] = {}
+    newest_ns = 0
     with os.scandir(folder) as entries:
         for entry in entries:
             if not wanted(entry.name):
                 continue
             try:
-                found.append((entry.name, entry.stat(follow_symlinks=False).st_size))
+                facts = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-    return found
+            found[entry.name] = facts.st_size
+            newest_ns = max(newest_ns, facts.st_mtime_ns)
+    return found, newest_ns

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,7 +58,13 @@ def make_artifact(record: KeyRecord, raw: bytes = b"executable", **changes: obje
 class DaemonProcess:
     """A daemon in a process of its own."""
 
-    def __init__(self, folder: Path, *options: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        environ: dict[str, str] | None = None,
+        stores: Sequence[str] = (),
+    ) -> None:
         self.folder = folder
         self.socket = folder / "run" / "c.sock"
         self.address = f"unix://{self.socket}"
@@ -70,7 +76,7 @@ class DaemonProcess:
             "coldstart.cli.main",
             "daemon",
             f"--listen={self.address}",
-            f"--store=disk://{self.store}",
+            *(f"--store={url}" for url in stores or (f"disk://{self.store}",)),
             f"--ready-file={self.ready_file}",
             *options,
         ]
@@ -181,10 +187,15 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
     """Start daemons; all are stopped at the end."""
     started: list[DaemonProcess] = []
 
-    def start(*options: str, folder: str = "d", environ: dict[str, str] | None = None):
+    def start(
+        *options: str,
+        folder: str = "d",
+        environ: dict[str, str] | None = None,
+        stores: Sequence[str] = (),
+    ):
         place = tmp_path / folder
         place.mkdir(exist_ok=True)
-        started.append(DaemonProcess(place, *options, environ=environ))
+        started.append(DaemonProcess(place, *options, environ=environ, stores=stores))
         return started[-1]
 
     yield start

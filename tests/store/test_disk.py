@@ -148,6 +148,7 @@ async def test_three_times_the_limit_never_exceeds_it_and_the_hot_entry_stays(
     monkeypatch: pytest.MonkeyPatch,
     at_once: int,
 ) -> None:
+    """T27."""
     limit = 600_000
     most = 0
     one_at_a_time = threading.Lock()  # nothing grows while it is measured
@@ -189,9 +190,34 @@ async def test_three_times_the_limit_never_exceeds_it_and_the_hot_entry_stays(
     await tier.close()
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_clock_that_is_set_back_does_not_evict_what_is_used_most(
+    root: Path, new_artifact: Callable[..., Artifact], restarted: bool
+) -> None:
+    clock = [2_000_000_000.0]
+    tier = DiskTier(root, limit_bytes=200_000, now=lambda: clock[0])
+    hot = new_artifact("hot", b"h" * 20_000)
+    await put(tier, hot)
+    await put(tier, new_artifact("cold", b"c" * 20_000))
+    clock[0] -= 5 * 86_400
+    if restarted:
+        await tier.close()
+        tier = DiskTier(root, limit_bytes=200_000, now=lambda: clock[0])
+        await tier.usage()
+    for n in range(20):
+        clock[0] += 1
+        assert await tier.get(hot.header.key, hot.header.digest) is not None
+        new = new_artifact(f"a{n}", b"%02d" % n * 10_000)
+        await put(tier, new)
+        assert await has(tier, new) and (await tier.usage()).bytes <= 200_000
+    assert await has(tier, hot) and not await has(tier, new_artifact("cold", b"c" * 20_000))
+    await tier.close()
+
+
 async def test_pinned_artifacts_stay_until_the_pin_ends(
     root: Path, new_artifact: Callable[..., Artifact]
 ) -> None:
+    """T27."""
     clock = [0.0]
     tier = DiskTier(root, limit_bytes=30_000, monotonic=lambda: clock[0])
     pinned, big = (

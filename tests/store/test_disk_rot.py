@@ -139,6 +139,7 @@ async def test_the_janitor_removes_what_crashes_left(
     new_artifact: Callable[..., Artifact],
     new_record: Callable[..., object],
 ) -> None:
+    """T28."""
     kept, no_index, no_object = (new_artifact(word, word.encode()) for word in ("k", "i", "o"))
     for made in (kept, no_index, no_object):
         await disk.put(made, new_record(made.header.program_name))

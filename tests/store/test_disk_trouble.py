@@ -68,6 +68,7 @@ class SlowPayload:
 async def test_readers_see_nothing_of_slow_puts_and_do_not_wait_for_them(
     disk: DiskTier, new_artifact: Callable[..., Artifact]
 ) -> None:
+    """T22."""
     ready = new_artifact("ready", b"ready")
     await put(disk, ready)
     go_on = threading.Event()
