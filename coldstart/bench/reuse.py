@@ -14,6 +14,9 @@ stock arm computed for the same rank and inputs. JSON (fields are added, never r
     lookups                                      Coldstart's own count, by outcome and reason
     dense, stock_jax                             the same for the other arms; null where skipped
 
+With a plan, its programs take the place of the attention pieces: `plan` names it, there is no reference, and only what
+the stock arm computed tells a wrong result.
+
 With a folder that is kept, every program that a participant finishes is recorded there, and the same command goes on
 where it was stopped (`resumed`: how many were there already).
 """
@@ -26,7 +29,8 @@ import os
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +58,7 @@ class Size:
     participants: int
     programs: int
     layers: int = 1
+    plan: str = ""  # whose programs, as each participant has them; "": attention pieces
 
     def __post_init__(self) -> None:
         if self.participants < 1 or HEADS % self.participants:
@@ -106,6 +111,12 @@ class Arm:
         ]
         return statistics.median(each) if each else None
 
+    @property
+    def largest_error(self) -> float | None:
+        """From the reference; None where there is none."""
+        errors = [line["error"] for line in self.lines if line["error"] is not None]
+        return max(errors, default=None)
+
     def to_json(self, wrong: int) -> dict[str, Any]:
         median = self.median_compile_seconds
         return {
@@ -115,7 +126,7 @@ class Arm:
             "compile_seconds": round(self.compile_seconds, 2),
             "compile_seconds_saved": round(self.compile_seconds_saved, 2),
             "median_compile_seconds": median and round(median, 3),
-            "largest_error": max((line["error"] for line in self.lines), default=None),
+            "largest_error": self.largest_error,
             "lookups": dict(
                 sorted(Counter(n for line in self.lines for n in line["lookups"]).items())
             ),
@@ -145,7 +156,7 @@ class ReuseResult:
             f"{name}: rank {rank}: {line['name']}"
             for rank, record in enumerate(arm.records)
             for line in record
-            if not line["error"] <= TOLERANCE
+            if not (line["error"] is None or line["error"] <= TOLERANCE)
             or compared.get((rank, line["program"]), line["digest"]) != line["digest"]
         ]
 
@@ -170,7 +181,7 @@ class ReuseResult:
 
 def run(
     size: Size,
-    daemon: Daemon,
+    daemon: Callable[[str], AbstractContextManager[Daemon]],
     folder: Path,
     *,
     skip: Iterable[str] = (),
@@ -182,7 +193,8 @@ def run(
     """Run the arms, or what is left of them.
 
     Args:
-        daemon: its store lies in `folder` too, so that it goes on with what it held.
+        daemon: starts one for an arm, over a store of that arm's own in `folder`: it goes on with what it held, and
+            no arm finds what another compiled.
         folder: gets records, JAX's cache and what the processes print.
         skip: arms to leave out; never sparse.
         parallel: participants that run together.
@@ -218,27 +230,28 @@ def run(
 def _run_arm(
     name: str,
     size: Size,
-    daemon: Daemon,
+    daemon: Callable[[str], AbstractContextManager[Daemon]],
     folder: Path,
     parallel: int,
     seconds: float,
     interruption: Interruption | None,
 ) -> None:
     environ = processes.plain_environment()
-    if ARMS[name] == "coldstart":
-        environ["COLDSTART_ADDRESS"] = daemon.address
     left = [
         part for part in _parts(name, size, folder) if len(read_record(part.record)) < size.programs
     ]
-    processes.run_all(
-        PARTICIPANT,
-        [part.arguments() for part in left],
-        environ,
-        folder / name,
-        at_once=parallel,
-        seconds=seconds,
-        interruption=interruption,
-    )
+    with ExitStack() as stack:
+        if ARMS[name] == "coldstart":
+            environ["COLDSTART_ADDRESS"] = stack.enter_context(daemon(name)).address
+        processes.run_all(
+            PARTICIPANT,
+            [part.arguments() for part in left],
+            environ,
+            folder / name,
+            at_once=parallel,
+            seconds=seconds,
+            interruption=interruption,
+        )
 
 
 def _parts(name: str, size: Size, folder: Path) -> list[Part]:
@@ -252,6 +265,7 @@ def _parts(name: str, size: Size, folder: Path) -> list[Part]:
             ARMS[name],
             str(folder / "jax-cache"),
             path,
+            size.plan,
         )
         for rank, path in enumerate(_records(name, size, folder))
     ]

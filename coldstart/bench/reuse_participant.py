@@ -5,6 +5,7 @@
 Each program is traced, obtained, run on inputs of its own and compared with the NumPy reference; then a line of JSON
 is appended to the record, and what the record holds already is not done again. Participants begin at different places
 of the list, so that those that run together compile different programs. Compiles are counted below every cache.
+With a plan it is the plan's programs instead, as this participant has them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import argparse
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coldstart.bench import pieces
+from coldstart.bench import participant_plan, pieces
 from coldstart.bench.caches import CACHES, use_cache
 from coldstart.bench.pieces import Shape
 
@@ -36,6 +38,7 @@ class Part:
     cache: str
     folder: str  # of JAX's own cache
     record: Path
+    plan: str = ""  # "": attention pieces
 
     def arguments(self) -> list[str]:
         """The command line that says this."""
@@ -67,13 +70,22 @@ def run(part: Part) -> None:
     compiles = jax_internals.count_backend_compiles()
     use_cache(part.cache, part.folder)
     device = jax.devices()[0]
-    shapes = pieces.shapes(part.programs)
+    programs: list[Any] = list(pieces.shapes(part.programs))
+    if part.plan:
+        programs = participant_plan.programs_of(
+            part.plan, part.rank, part.participants, part.branch
+        )
     first = part.rank * part.programs // part.participants
     with part.record.open("a") as record:
         for program in (*range(first, part.programs), *range(first)):
             if program in done:
                 continue
-            line = {"program": program, **_obtain(part, shapes[program], program, device, compiles)}
+            with Counted(part.cache, compiles) as counted:
+                if part.plan:
+                    found = _run_planned(programs[program], program, device, counted)
+                else:
+                    found = _run_piece(part, programs[program], program, device, counted)
+            line = {"program": program, **found, **counted.numbers}
             record.write(json.dumps({**line, "jax": jax.__version__}) + "\n")
             record.flush()
     if part.cache == "coldstart":
@@ -82,7 +94,47 @@ def run(part: Part) -> None:
         coldstart.flush()
 
 
-def _obtain(part: Part, shape: Shape, program: int, device: Any, compiles: Any) -> dict[str, Any]:
+class Counted:
+    """What one program cost: compiles by the compiler's own count, seconds, and how its lookups ended."""
+
+    def __init__(self, cache: str, compiles: Any) -> None:
+        self._cache, self._compiles = cache, compiles
+        self._seconds: dict[str, float] = {}
+        self.numbers: dict[str, Any] = {}
+
+    def __enter__(self) -> Counted:
+        self._before = self._compiles.count, self._compiles.seconds
+        self._ended = _ended(self._cache)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.numbers = {
+            "compiles": self._compiles.count - self._before[0],
+            "compile_seconds": self._compiles.seconds - self._before[1],
+            **self._seconds,
+            "lookups": [
+                name
+                for name, count in _ended(self._cache).items()
+                if count > self._ended.get(name, 0)
+            ],
+        }
+
+    def obtain(self, lower: Callable[[], Any]) -> tuple[Any, Any]:
+        """Trace, lower and compile; returns both results."""
+        began = time.perf_counter()
+        lowered = lower()
+        traced = time.perf_counter()
+        compiled = lowered.compile()
+        self._seconds = {
+            "trace_seconds": traced - began,
+            "obtain_seconds": time.perf_counter() - traced,
+        }
+        return lowered, compiled
+
+
+def _run_piece(
+    part: Part, shape: Shape, program: int, device: Any, counted: Counted
+) -> dict[str, Any]:
     import jax
     import numpy as np
 
@@ -97,12 +149,7 @@ def _obtain(part: Part, shape: Shape, program: int, device: Any, compiles: Any) 
         branch=part.branch,
         device=device,
     )
-    before, ended = (compiles.count, compiles.seconds), _ended(part.cache)
-    began = time.perf_counter()
-    lowered = piece.lower()
-    traced = time.perf_counter()
-    compiled = lowered.compile()
-    obtained = time.perf_counter()
+    _, compiled = counted.obtain(piece.lower)
     arguments = piece.sample_arguments(seed=program * part.participants + part.rank)
     output = np.asarray(compiled(*jax.device_put(arguments, device)))
     wanted = pieces.expected(
@@ -115,15 +162,21 @@ def _obtain(part: Part, shape: Shape, program: int, device: Any, compiles: Any) 
     )
     return {
         "name": f"{piece.name} {shape}",
-        "compiles": compiles.count - before[0],
-        "compile_seconds": compiles.seconds - before[1],
-        "trace_seconds": traced - began,
-        "obtain_seconds": obtained - traced,
-        "lookups": [
-            name for name, count in _ended(part.cache).items() if count > ended.get(name, 0)
-        ],
         "digest": hashlib.sha256(output.tobytes()).hexdigest(),
         "error": pieces.error(output, wanted),
+    }
+
+
+def _run_planned(program: Any, number: int, device: Any, counted: Counted) -> dict[str, Any]:
+    import jax
+
+    lowered, compiled = counted.obtain(lambda: program.lower([device]))
+    arguments = participant_plan.arguments_for(lowered, seed=number)
+    output = compiled(*jax.device_put(arguments, device))
+    return {
+        "name": participant_plan.name_of(program),
+        "digest": participant_plan.digest_of(output),
+        "error": None,
     }
 
 
@@ -155,6 +208,7 @@ def main() -> None:
     parser.add_argument("--cache", choices=CACHES, required=True)
     parser.add_argument("--folder", default="")
     parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--plan", default="")
     part = Part(**vars(parser.parse_args()))
     run(part)
     print(json.dumps({"rank": part.rank}), flush=True)

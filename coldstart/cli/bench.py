@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ def hit(word: str, target: str, repeats: int, keep: Path | None, as_json: bool) 
               help="Processes; must divide the model's 32 heads.")  # fmt: skip
 @click.option("--programs", type=click.IntRange(1, 1000), default=132, show_default=True,
               help="Attention programs of each, of distinct shapes.")  # fmt: skip
+@click.option("--plan", default="", metavar="PLAN",
+              help="A whole plan's programs instead, as each participant has them, say fleet.")  # fmt: skip
 @click.option("--layers", type=click.IntRange(1, 32), default=1, show_default=True,
               help="Layers in each program: compile seconds grow with them.")  # fmt: skip
 @click.option("--skip", default="", metavar="ARM,...", help="Leave out dense, stock or both.")
@@ -87,6 +89,7 @@ def hit(word: str, target: str, repeats: int, keep: Path | None, as_json: bool) 
 def reuse(
     participants: int,
     programs: int,
+    plan: str,
     layers: int,
     skip: str,
     parallel: int | None,
@@ -107,10 +110,22 @@ def reuse(
     for name in skipped:
         if name not in ("dense", "stock"):
             raise click.UsageError(f"--skip {name}: wants dense, stock or dense,stock")
-    size = measured.Size(participants, programs, layers)
+    if plan:
+        from coldstart.bench.participant_plan import programs_of
+
+        programs = len(programs_of(plan, 0, participants, "sparse"))
+    size = measured.Size(participants, programs, layers, plan)
     if keep is not None and keep.exists() and any(keep.iterdir()) and not measured.is_one(keep):
         raise click.UsageError(f"--keep {keep}: holds other things; name a new or an empty folder")
-    with _daemon(keep) as (folder, daemon, interruption):
+    with _folder(keep) as (scratch, folder, interruption):
+
+        def daemon(arm: str) -> AbstractContextManager[Daemon]:
+            (scratch / arm).mkdir()
+            store = folder / f"store-{arm}"
+            return processes.daemon(
+                scratch / arm, store, "--log-level=warning", interruption=interruption
+            )
+
         result = measured.run(
             size,
             daemon,

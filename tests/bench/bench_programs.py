@@ -27,3 +27,11 @@ class Program:
 
 def small() -> list[Program]:
     return [Program("sine", {"size": size}) for size in (3, 4)]
+
+
+def fleet(rank: int, participants: int, branch: str) -> list[Any]:
+    """One backbone and two families, as the participant has them."""
+    from coldstart.models.families import fleet_programs
+    from coldstart.models.participant import PieceShape
+
+    return fleet_programs(rank, participants, branch, shapes=(PieceShape(4, 32, layers=1),))[:3]

@@ -48,6 +48,22 @@ def test_sparse_is_shared_dense_and_stock_are_not(
     assert other.returncode == 2 and "another size" in other.stderr
 
 
+def test_a_plan_in_which_only_backbones_hold_a_fragment(bench, tmp_path: Path) -> None:
+    plan = tmp_path / "small.toml"
+    plan.write_text('programs = "bench_programs:fleet"\n')
+    done = bench("reuse", f"--plan={plan}", "--participants=2", "--parallel=1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["programs"] == 3 and found["plan"] == str(plan)
+    assert found["largest_error"] is None and found["wrong"] == 0
+    assert (found["compiled"], found["reused"]) == (3, 3)
+    for arm in ("dense", "stock_jax"):  # the families are equal by themselves
+        assert (found[arm]["compiled"], found[arm]["reused"], found[arm]["wrong"]) == (4, 2, 0)
+
+    without = bench("reuse", "--plan=demo", "--participants=2")
+    assert without.returncode == 2 and "rank, participants and branch" in without.stderr
+
+
 @pytest.mark.long
 def test_four_participants_spare_each_other_three_quarters(bench) -> None:
     done = bench("reuse", "--participants=4", "--programs=12", "--json", "--skip=dense,stock")
