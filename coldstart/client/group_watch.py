@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from coldstart import wire
 from coldstart.client import host, jax_job
-from coldstart.client.group import Comparison, Difference, Post, post_of
+from coldstart.client.group import MOST_PROGRAMS, Comparison, Difference, Post, post_of
 from coldstart.client.identify import Identity
 from coldstart.client.jax_internals import CompileRequest
 from coldstart.client.jax_job import JobStore
@@ -125,7 +125,7 @@ class GroupWatch:
         if me not in members:
             return
         with self._changed:
-            if self._closing:
+            if self._closing or len(self._waiting) >= MOST_PROGRAMS:
                 return
             self._waiting.append((store, request.platform, members, me, post_of(identity.record)))
             if self._thread is None:
@@ -171,10 +171,8 @@ class GroupWatch:
                     self._add(*item)
                 self._look(closing=closing)
                 failures = 0
-            except (
-                RuntimeError
-            ) as exc:  # the store's; JAX itself decides what that means for the job
-                failures += 1
+            except RuntimeError as exc:  # the store's; what that means for the job is JAX's matter
+                failures = 0 if self._left_job() else failures + 1
                 log.debug("group: the job's store doesn't answer: %s", exc)
                 self._put_off()
             except Exception:
@@ -186,6 +184,14 @@ class GroupWatch:
 
     def _due(self) -> float:
         return min((group.due for group in self._groups.values()), default=NEVER)
+
+    def _left_job(self) -> bool:
+        """Whether this process is no longer in the job that it was watching. Then there is nothing to compare."""
+        store = self._find_store()
+        left = store is None or store.client is not self._client
+        if left:
+            self._client, self._groups = None, {}
+        return left
 
     def _put_off(self) -> None:
         for group in self._groups.values():
