@@ -230,20 +230,36 @@ class _Body:
     # --- fragments ---
 
     def _cut(self, step: Step, q: Any, x: Any) -> Any:
-        how, offset, use, reading, number = step.of
-        fragment = self._fragment(how, offset % offsets(self.program), q, x.shape)
-        x = getattr(self, f"_use_{use}")(fragment, x, reading == "read", number)
-        return x + fragment if reading == "second" else x
+        import jax.numpy as jnp
 
-    def _fragment(self, how: str, offset: int, q: Any, shape: tuple[int, int]) -> Any:
+        how, offset, use, reading, number = step.of
+        start: Any = offset % offsets(self.program)
+        if how == "wrapped":
+            start = jnp.int32(start)
+        cut = self._cutter(how, start, x.shape)
+        x = getattr(self, f"_use_{use}")(cut(q), x, reading == "read", number)
+        if reading == "second":
+            return x + cut(q)
+        return x + start if reading == "counted" else x
+
+    def _cutter(self, how: str, start: Any, shape: tuple[int, int]) -> Callable[[Any], Any]:
+        import jax
         from jax import lax
 
         rows, columns = shape
-        if how == "dynamic":
-            return lax.dynamic_slice(q, (offset, 0), shape)
+        if how in ("dynamic", "wrapped"):
+            negative = how == "wrapped"
+            return lambda q: lax.dynamic_slice(
+                q, (start, np.int32(0)), shape, allow_negative_indices=negative
+            )
         if how == "strided":
-            return lax.slice(q, (offset, 0), (offset + 2 * rows - 1, columns), (2, 1))
-        return lax.slice(q, (offset, 0), (offset + rows, columns))
+            end = start + 2 * rows - 1
+            return lambda q: lax.slice(q, (start, 0), (end, columns), (2, 1))
+
+        def cut(q: Any) -> Any:
+            return lax.slice(q, (start, 0), (start + rows, columns))
+
+        return jax.jit(cut) if how == "function" else cut
 
     def _use_argument(self, fragment: Any, x: Any, read: bool, number: int) -> Any:
         import jax
@@ -261,6 +277,25 @@ class _Body:
             return fragment, x * number + fragment if read else x * number
 
         return lax.fori_loop(0, 2, again, (fragment, x))[1]
+
+    def _use_scanned(self, fragment: Any, x: Any, read: bool, number: int) -> Any:
+        from jax import lax
+
+        def again(x: Any, piece: Any) -> Any:
+            return x * number + piece if read else x * number, None
+
+        return lax.scan(again, x, fragment[None])[0]
+
+    def _use_steer(self, fragment: Any, x: Any, read: bool, number: int) -> Any:
+        """How often a loop runs depends on the fragment; nothing else does."""
+        from jax import lax
+
+        bound = 1 + (fragment[0, 0] > 0).astype("int32")
+        return lax.while_loop(
+            lambda state: state[0] < bound,
+            lambda state: (state[0] + 1, state[1] * number),
+            (np.int32(0), x),
+        )[1]
 
     def _use_branch(self, fragment: Any, x: Any, read: bool, number: int) -> Any:
         from jax import lax

@@ -90,6 +90,19 @@ class Side:
         return _lower(self.program, False) if self.opaque else (self.built, self.request)
 
     @functools.cached_property
+    def parts(self) -> list[list[Any]]:
+        """Which part of each input every device holds, in the order of the program's devices."""
+        built, request = self.runs
+        devices = list(request.devices.flat)
+        shapes = (self.program.shape, self.program.pool)
+        return [
+            [None]
+            if len(devices) == 1 or sharding is None
+            else [sharding.devices_indices_map(shape)[device] for device in devices]
+            for sharding, shape in zip(built.shardings, shapes, strict=True)
+        ]
+
+    @functools.cached_property
     def executable(self) -> Any:
         """The raw program, compiled by nobody else than JAX."""
         request = self.runs[1]
@@ -217,6 +230,10 @@ def _differs(first: _First, right: Side) -> str:
     left = first.side
     if (left.program.shape, left.program.dtype) != (right.program.shape, right.program.dtype):
         return "equal keys, but the inputs have other shapes or types"
+    if (
+        left.parts != right.parts
+    ):  # running the one's executable on the other's inputs could end the process
+        return "equal keys, but the inputs lie on the devices in other parts"
     found = _compared(first.ran, right.ran(first.seed), "the other program")
     if not found and not left.opaque:
         found = _compared(
@@ -265,9 +282,13 @@ def _lower(program: Program, opaque: bool) -> tuple[Built, Any]:
 
     built = build(program, opaque=opaque)
     request = jax_internals.capture(built.lowered)
-    if program.names.functions_turned:
+    if program.names.functions_turned or program.merged:
         module = jax_internals.clone(request.computation)
-        _turn_functions(module)
+        if program.merged:
+            with module.context:
+                jax_internals.run_pass(module.operation, "cse")
+        if program.names.functions_turned:
+            _turn_functions(module)
         request = replace(request, computation=module)
     return built, request
 

@@ -37,7 +37,7 @@ class Kind:
     same: bool  # it keeps the meaning, by construction
     rules: tuple[str, ...]  # those that may have to fire for the two to share
     change: Change
-    common: bool = False  # fits nearly every program, and is drawn less often therefore
+    weight: int = 2  # the higher, the sooner it is drawn; low for what fits nearly every program
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,9 @@ def _turn_devices(rng: random.Random, program: Program) -> Program | None:
 # --- what changes it -----------------------------------------------------------------------------
 
 
+_CUTS = ("static", "dynamic", "strided", "function", "wrapped")
+
+
 def _has_kernel(step: Step) -> bool:
     return step.kind == "cut" and step.of[2] in ("kernel", "grid", "map", "alias")
 
@@ -160,7 +163,7 @@ def _reading(old: str, new: str) -> Change:
         unfit = new == "read" and step.of[2] == "idle"
         return None if step.of[2] in ALWAYS_READ or unfit else _of(step, 3, new)
 
-    return _at(_is_cut(("static", "dynamic", "strided"), (old,)), change)
+    return _at(_is_cut(_CUTS, (old,)), change)
 
 
 def _constants(program: Program) -> tuple[Any, ...]:
@@ -180,6 +183,16 @@ def _swap_calls(rng: random.Random, program: Program) -> Program | None:
     return program
 
 
+def _step_order(rng: random.Random, program: Program) -> Program | None:
+    steps = list(program.steps)
+    places = [k for k in range(len(steps) - 1) if steps[k] != steps[k + 1]]
+    if not places:
+        return None
+    place = rng.choice(places)
+    steps[place : place + 2] = steps[place + 1], steps[place]
+    return replace(program, steps=tuple(steps))
+
+
 def _collective_axis(rng: random.Random, program: Program, step: Step) -> Step | None:
     if len(program.mesh) < 2:
         return None
@@ -197,6 +210,11 @@ def _collective_op(rng: random.Random, program: Program, step: Step) -> Step | N
 def _permutation(rng: random.Random, program: Program, step: Step) -> Step | None:
     shifts = tuple(range(program.mesh[step.of[0]]))
     return _of(step, 1, _other(rng, shifts, step.of[1]))
+
+
+def _roll(rng: random.Random, program: Program, step: Step) -> Step | None:
+    size = program.block[step.of[1]]
+    return None if size == 1 else _of(step, 0, (step.of[0] + rng.randrange(1, size)) % size)
 
 
 def _spread(rng: random.Random, program: Program) -> Program | None:
@@ -237,22 +255,25 @@ def _is(*kinds: str) -> Callable[[Step], bool]:
 LOCATIONS = "locations"
 KINDS = (
     Kind("unread static offset", True, ("unread-fragment-offset",),
-         _at(_is_cut(("static", "strided"), ("unread",)), _offset)),
+         _at(_is_cut(("static", "strided", "function"), ("unread",)), _offset), weight=4),
     Kind("unread dynamic offset", True, ("dead-constant-start",),
-         _at(_is_cut(("dynamic",), ("unread",)), _offset)),
-    Kind("line", True, (LOCATIONS,), _names(lambda r, n: replace(n, line=n.line + r.randrange(1, 50))), common=True),
-    Kind("file", True, (LOCATIONS,), _names(lambda r, n: replace(n, file=f"/srv/{_word(r)}.py")), common=True),
+         _at(_is_cut(("dynamic",), ("unread",)), _offset), weight=4),
+    # JAX itself computes with a start that is an array, in case it is negative.
+    Kind("unread wrapped offset", True, ("dead-constant-start",),
+         _at(_is_cut(("wrapped",), ("unread",)), _offset)),
+    Kind("line", True, (LOCATIONS,), _names(lambda r, n: replace(n, line=n.line + r.randrange(1, 50))), weight=1),
+    Kind("file", True, (LOCATIONS,), _names(lambda r, n: replace(n, file=f"/srv/{_word(r)}.py")), weight=1),
     Kind("program name", True, ("module-name", LOCATIONS),
-         _names(lambda r, n: replace(n, program=_word(r))), common=True),
+         _names(lambda r, n: replace(n, program=_word(r))), weight=1),
     Kind("function names", True, ("symbol-names", LOCATIONS), _functions),
     Kind("function order", True, ("symbol-order",), _turn_functions),
     Kind("output names", True, ("result-info",),
-         _names(lambda r, n: replace(n, outputs=(f"a_{_word(r)}", f"b_{_word(r)}"))), common=True),
+         _names(lambda r, n: replace(n, outputs=(f"a_{_word(r)}", f"b_{_word(r)}"))), weight=1),
     Kind("kernel name", True, ("kernel-names", LOCATIONS), _kernel_name),
     Kind("axis names", True, ("mesh-axes",), _axes),
     Kind("spelling", True, ("one-device",), _spelling),
     Kind("device order", True, (), _turn_devices),
-    Kind("read offset", False, (), _at(_is_cut(("static", "dynamic", "strided"), ("read", "second")), _offset)),
+    Kind("read offset", False, (), _at(_is_cut(_CUTS, ("read", "second", "counted")), _offset)),
     Kind("read", False, (), _reading("unread", "read")),
     Kind("second use", False, (), _reading("unread", "second")),
     Kind("constant", False, (),
@@ -262,11 +283,12 @@ KINDS = (
     Kind("operands", False, (), _at(_is("mix"), lambda r, p, s: _of(_of(s, 0, "minus"), 1, not s.of[1]))),
     Kind("dimension", False, (), _at(_is("flip", "total"), lambda r, p, s: _of(s, 0, 1 - s.of[0]))),
     Kind("roll", False, (),
-         _at(_is("roll"), lambda r, p, s: _of(s, 0, s.of[0] - 1 if s.of[0] > 1 else s.of[0] + 1))),
+         _at(_is("roll"), _roll)),
     Kind("rounds", False, (), _at(_is("loop"), lambda r, p, s: _of(s, 1, s.of[1] + 1))),
     Kind("threshold", False, (), _at(_is("branch"), lambda r, p, s: _of(s, 0, _other(r, (0, 1, -1), s.of[0])))),
     Kind("branches", False, (), _at(_is("branch"), lambda r, p, s: replace(s, body=s.other, other=s.body))),
     Kind("callee", False, (), _swap_calls),
+    Kind("step order", False, (), _step_order),
     Kind("kernel body", False, (), _at(_has_kernel, lambda r, p, s: _of(s, 4, 5 - s.of[4]))),
     Kind("collective axis", False, (),
          _at(_is("psum", "pmax", "gather", "permute", "index"), _collective_axis)),
@@ -276,10 +298,10 @@ KINDS = (
          _at(_is("constrain"), lambda r, p, s: replace(s, of=another_spread(r, p.mesh, s.of)))),
     Kind("spread", False, (), _spread),
     Kind("mesh shape", False, (), _mesh_shape),
-    Kind("shape", False, (), _shape, common=True),
-    Kind("dtype", False, (), _dtype, common=True),
-    Kind("donation", False, (), lambda r, p: replace(p, donate=not p.donate), common=True),
-    Kind("output order", False, (), lambda r, p: replace(p, outputs_turned=not p.outputs_turned), common=True),
+    Kind("shape", False, (), _shape, weight=1),
+    Kind("dtype", False, (), _dtype, weight=1),
+    Kind("donation", False, (), lambda r, p: replace(p, donate=not p.donate), weight=1),
+    Kind("output order", False, (), lambda r, p: replace(p, outputs_turned=not p.outputs_turned), weight=1),
 )  # fmt: skip
 NAMES = tuple(kind.name for kind in KINDS)
 
@@ -333,8 +355,7 @@ def mutate(rng: random.Random, program: Program, kinds: tuple[Kind, ...] = KINDS
 
 
 def _shuffled(rng: random.Random, pool: list[Kind]) -> list[Kind]:
-    """In random order, the common ones rather late."""
-    return sorted(pool, key=lambda kind: rng.random() ** (3 if not kind.common else 1))
+    return sorted(pool, key=lambda kind: rng.random() ** kind.weight)
 
 
 def _tried(rng: random.Random, program: Program, kind: Kind) -> Program | None:

@@ -22,9 +22,9 @@ FLOATS = (0.0, -0.0, 1.5, 2.0, -1.0, 0.5, 3.0)
 INTEGERS = (0, 1, 2, 3, 5, -7)
 OPS = ("add", "from", "times", "larger", "smaller", "negate", "size")
 OPAQUE = ("kernel", "grid", "map", "alias")  # uses of a fragment by a Pallas kernel
-PLAIN = ("argument", "loop", "branch", "idle")
-ALWAYS_READ = ("map", "alias")  # whatever the body does: an index map or an output reads it
-READINGS = ("unread", "read", "second")
+PLAIN = ("argument", "loop", "scanned", "branch", "idle", "steer")
+# Whatever the body does: an index map, an output, a loop's bound reads it.
+ALWAYS_READ = ("map", "alias", "steer")
 _MESHES = ((16,), (4, 4), (2, 8), (8, 2), (2, 2), (4,), (2, 2, 4))
 
 
@@ -70,6 +70,7 @@ class Program:
     )  # the mesh axis over which each dimension of x lies
     donate: bool = False
     outputs_turned: bool = False
+    merged: bool = False  # equal ops of a block are one, as other front ends have it: constants have several uses
     names: Names = Names()
 
     @property
@@ -148,13 +149,18 @@ def draw(rng: random.Random, families: tuple[str, ...] = FAMILIES) -> Program:
             spread[1] = next(k for k in range(len(mesh)) if k != spread[0])
         rng.shuffle(spread)
         program = replace(program, mesh=mesh, spread=tuple(spread))
-    inner = (_step(rng, program, "pure"),)
-    outer = (_step(rng, program, "pure"), *_maybe(rng, 0.4, lambda: Step("call", (0,))))
+    inner = (_step(rng, program, "pure"), *_maybe(rng, 0.2, lambda: _cut(rng, program)))
+    outer = (
+        _step(rng, program, "pure", but=inner[0]),
+        *_maybe(rng, 0.4, lambda: Step("call", (0,))),
+    )
     program = replace(program, functions=(inner, outer), donate=rng.random() < 0.2)
+    program = replace(program, merged=rng.random() < 0.3)
     steps = [_step(rng, program, "any")]
     steps += _maybe(rng, 0.75, lambda: _cut(rng, program))
     steps += _maybe(rng, 0.6, lambda: Step("call", (0,)))
     steps += _maybe(rng, 0.6, lambda: Step("call", (1,)))
+    steps += _maybe(rng, 0.2, lambda: Step("call", (rng.randrange(2),)))
     steps += _maybe(rng, 0.3, lambda: _region(rng, program))
     if family == "manual":
         steps += [_collective(rng, program)]
@@ -177,7 +183,14 @@ def _constant(rng: random.Random, program: Program) -> float:
     return rng.choice(INTEGERS if program.is_integer else FLOATS)
 
 
-def _step(rng: random.Random, program: Program, what: str) -> Step:
+def _step(rng: random.Random, program: Program, what: str, but: Step | None = None) -> Step:
+    step = _any_step(rng, program, what)
+    while step == but:
+        step = _any_step(rng, program, what)
+    return step
+
+
+def _any_step(rng: random.Random, program: Program, what: str) -> Step:
     kind = rng.choice(("op", "op", "op", "flip", "roll", "mix"))
     if what == "any" and rng.random() < 0.2:
         return _region(rng, program)
@@ -193,14 +206,18 @@ def _step(rng: random.Random, program: Program, what: str) -> Step:
 def _region(rng: random.Random, program: Program) -> Step:
     """A loop or a branch. No collective in it: a predicate or bound of data differs between devices."""
     body = (_step(rng, program, "pure"), *_maybe(rng, 0.3, lambda: _cut(rng, program)))
-    kind = rng.choice(("scan", "for", "while", "bound", "branch"))
+    kind = rng.choice(("scan", "for", "while", "bound", "branch", "branch"))
     if kind == "branch":
         return Step("branch", (rng.choice((0, 1, -1)),), body, (_step(rng, program, "pure"),))
     return Step("loop", (kind, rng.randrange(2, 5)), body)
 
 
 def _cut(rng: random.Random, program: Program) -> Step:
-    how = rng.choice(("static", "static", "dynamic", "dynamic", "strided"))
+    """A fragment: how it is cut, where, who gets it, who reads it, and a number for its user.
+
+    Read by: nobody; its user; a second user beside one that doesn't; or nobody, but where it begins is read.
+    """
+    how = rng.choice(("static", "static", "dynamic", "dynamic", "strided", "function", "wrapped"))
     if program.family == "kernel":
         use = rng.choice((*OPAQUE, "kernel", "kernel", rng.choice(PLAIN)))
     elif program.family == "solo":
@@ -212,6 +229,8 @@ def _cut(rng: random.Random, program: Program) -> Step:
         reading = "read"
     elif use == "idle" and reading == "read":
         reading = "second"
+    elif how == "dynamic" and program.is_integer and rng.random() < 0.4:
+        reading = "counted"
     return Step("cut", (how, rng.randrange(0, offsets(program)), use, reading, rng.choice((2, 3))))
 
 

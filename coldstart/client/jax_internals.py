@@ -242,7 +242,12 @@ def parse_module(text: str) -> Any:
 
 def strip_locations(operation: Any) -> None:
     """Take debug locations, and nothing else, out of a module, in place. Its context must be entered."""
-    _passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(operation)
+    run_pass(operation, "strip-debuginfo")
+
+
+def run_pass(operation: Any, name: str) -> None:
+    """Run one of MLIR's own passes over a module, in place. Its context must be entered."""
+    _passmanager.PassManager.parse(f"builtin.module({name})").run(operation)
 
 
 def bytecode(module: Any, *, keep_locations: bool = False) -> bytes:

@@ -21,14 +21,14 @@ HERE = Path(__file__).parent
 def bench() -> Bench:
     """Run `coldstart bench` with arguments; this folder's modules can be imported by plans."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         return subprocess.run(
             [sys.executable, "-m", "coldstart.cli.main", "bench", *arguments],
             env=plain_environment() | {"PYTHONPATH": path},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=timeout,
         )
 
     return run
