@@ -10,19 +10,31 @@ from contextlib import contextmanager
 import click
 
 from coldstart.client.client import CacheClient
-from coldstart.config import CLIENT_SETTINGS, default_address, default_store
+from coldstart.config import (
+    ADDRESS_FILE,
+    CLIENT_SETTINGS,
+    client_settings,
+    default_address,
+    default_store,
+)
 from coldstart.errors import ConfigError, DaemonAbsent
 
-ADDRESS_HELP = "The daemon's; default: $COLDSTART_ADDRESS, else where a daemon listens by default."
+ADDRESS_HELP = (
+    "The daemon's; default: $COLDSTART_ADDRESS, else /etc/coldstart/address, else where a daemon "
+    "listens by default."
+)
 PATIENCE_SECONDS = 10.0  # a person waits; the daemon may be busy starting
 
 
 @contextmanager
 def daemon(address: str | None) -> Iterator[CacheClient]:
     """A client of a live daemon. Raises DaemonError, and ConfigError for what is no address."""
-    where = default_address(os.environ)
     if address:
         where = str(CLIENT_SETTINGS[0].read(address, "--address"))
+    else:  # as the hook finds it: the environment, then the host's file
+        where = client_settings(os.environ, address_file=ADDRESS_FILE).address or default_address(
+            os.environ
+        )
     client = CacheClient(where, holder=_holder())
     try:
         client.connect(PATIENCE_SECONDS)

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import daemon
+
+__all__ = ["coldstart", "daemon"]
 
 
 @pytest.fixture
