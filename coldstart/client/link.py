@@ -43,6 +43,7 @@ class Link:
         self._holder = holder
         self._volume_root = volume_root
         self._lock = threading.Lock()
+        self._connecting = threading.Lock()  # before _lock
         self._client: CacheClient | None = None
         self._down: DaemonError | None = None
         self._retrying = False
@@ -61,12 +62,18 @@ class Link:
 
     def client(self) -> CacheClient:
         """The connected client. Raises DaemonError, at once where the daemon is known to be down."""
+        known = self._known()
+        if known is not None:
+            return known
+        # One connects, the others wait for it: thirty-two channels at once would all be slow.
+        with self._connecting:
+            return self._known() or self.foreground(self._connect)
+
+    def _known(self) -> CacheClient | None:
         with self._lock:
-            if self._client is not None:
-                return self._client
-            if self._down is not None:
+            if self._client is None and self._down is not None:
                 raise self._down
-        return self.foreground(self._connect)
+            return self._client
 
     def foreground(self, call: Callable[[], T]) -> T:
         """Run a call whose failure means that the daemon is down; what it cost is remembered."""

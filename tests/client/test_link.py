@@ -115,3 +115,35 @@ def test_one_failure_every_ten_minutes_costs_less_than_a_second_each_time() -> N
         link.mark_down(DaemonError("gone"), link.patience)
     assert max(given) <= 1
     assert sum(given) < 2 + len(given)
+
+
+def test_threads_that_come_at_once_make_one_connection(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from coldstart.client import link as module
+
+    made: list[Any] = []
+    real = module.CacheClient
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append(real(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(module, "CacheClient", counted)
+    link = Link(daemon.address, holder="test")
+    go = threading.Barrier(32)
+    found: list[Any] = []
+
+    def ask() -> None:
+        go.wait()
+        found.append(link.client())
+
+    threads = [threading.Thread(target=ask) for _ in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(made) == 1 and found == made * 32
+    made[0].close()
