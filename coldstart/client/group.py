@@ -1,9 +1,9 @@
 """Group: do the members of a job compile the same programs? What they post, and what follows from it.
 
 The members of a group are the processes that a program's devices belong to. Each posts the programs that it meets, in
-order. Two members differ where *both* have a program that the other lacks; they are then counterparts by name, else by
-position. So a member that is behind, or compiles a program more than the others, raises no alarm, and neither does
-another order: the order of compiles is not the order of runs. Pure: no clock, no store, no JAX.
+order. Two members differ where *both* have a program that the other lacks; which of these are counterparts is guessed
+from names, components and places. So a member that is behind, or compiles a program more than the others, raises no
+alarm, and neither does another order: the order of compiles is not the order of runs. Pure: no clock, no store, no JAX.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ MOST_CHARACTERS = (
     600  # a component's value that are posted; more than these are not compared or shown
 )
 SHOWN_CHARACTERS = 48
+MOST_UNMATCHED = 16  # of a member, that are looked at as counterparts at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,26 +224,50 @@ class Comparison:
         self, rank: int, member: _Member, details: Callable[[int, int], Post | None]
     ) -> list[tuple[Post, Post]]:
         """Programs that only we have, each with the one that only the other member has in its place."""
-        theirs_all = set(member.marks)
-        only_mine = [post for post in self.posts if post.mark not in theirs_all]
-        only_theirs = [n for n, mark in enumerate(member.marks) if mark not in self._added]
+        common = set(member.marks) & set(self._added)
+        only_mine = [n for n, post in enumerate(self.posts) if post.mark not in common]
+        only_theirs = [n for n, mark in enumerate(member.marks) if mark not in common]
         if not only_mine or not only_theirs:
             return []
-        posts = {n: post for n in only_theirs if (post := details(rank, n)) is not None}
-        pairs: list[tuple[Post, Post]] = []
-        for post in list(only_mine):
-            same_name = next((n for n, other in posts.items() if other.name == post.name), None)
-            if same_name is not None:
-                pairs.append((post, posts.pop(same_name)))
-                only_mine.remove(post)
-        common = theirs_all & set(self._added)
-        places = {n: _matched_before(member.marks, n, common) for n in posts}
-        for post in only_mine:
-            place = _matched_before(self.marks, self.posts.index(post), common)
-            same_place = next((n for n in posts if places[n] == place), None)
-            if same_place is not None:
-                pairs.append((post, posts.pop(same_place)))
-        return pairs
+        posts = {n: details(rank, n) for n in only_theirs[:MOST_UNMATCHED]}
+        likeness: list[tuple[tuple[int, ...], int, int]] = []
+        for mine in only_mine[:MOST_UNMATCHED]:
+            place = _matched_before(self.marks, mine, common)
+            for theirs, post in posts.items():
+                if post is not None:
+                    apart = abs(place - _matched_before(member.marks, theirs, common))
+                    found = self._likeness(self.posts[mine], post, apart)
+                    likeness += [(found, mine, theirs)] if found is not None else []
+        pairs: dict[int, Post] = {}
+        taken: set[int] = set()
+        for _, mine, theirs in sorted(likeness):
+            other = posts[theirs]
+            if mine not in pairs and theirs not in taken and other is not None:
+                pairs[mine] = other
+                taken.add(theirs)
+        return [(self.posts[mine], theirs) for mine, theirs in pairs.items()]
+
+    def _likeness(self, mine: Post, theirs: Post, apart: int) -> tuple[int, ...] | None:
+        """How much two programs look like each other's counterparts, the least the most; None: not at all.
+
+        One of another name is it only in the very place. Else the same program that is compiled otherwise comes first,
+        then what differs in little, what many members have, and what stands near.
+        """
+        if mine.name != theirs.name and apart:
+            return None
+        differing = Difference(0, mine, theirs, ()).components
+        having = sum(
+            mark in other.marks
+            for mark in (mine.mark, theirs.mark)
+            for other in self._others.values()
+        )
+        return (
+            mine.name != theirs.name,
+            "program" in differing,
+            len(differing),
+            -having,
+            apart,
+        )
 
 
 def _matched_before(marks: Sequence[str], position: int, common: set[str]) -> int:

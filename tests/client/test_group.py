@@ -93,6 +93,21 @@ def test_a_program_more_on_one_side_hides_no_difference_and_shifts_none() -> Non
     assert [(t.mine.name, t.theirs.name) for t in job.told(0)] == [("jit_step", "jit_step")]
 
 
+def test_counterparts_are_the_same_program_compiled_otherwise_before_any_other() -> None:
+    extra, mine, theirs = post("extra"), post("p", options="fast"), post("p", options="exact")
+    (told,) = Job([A, extra, mine], [A, theirs]).told(0)
+    assert (told.ordinal, told.components) == (3, ("options",))
+
+
+def test_counterparts_are_what_most_members_have() -> None:
+    extra, right, odd = post("extra"), post("right"), post("odd")
+    job = Job([A, extra, right], [A, right], [A, odd], [A, right])
+    for rank in (0, 1, 3):
+        assert [(told.mine, told.theirs) for told in job.told(rank)] == [(right, odd)]
+    (told,) = job.told(2)
+    assert (told.theirs, told.ranks) == (right, (0, 1, 3))
+
+
 def test_programs_with_other_names_differ_where_they_stand_in_the_same_place() -> None:
     (told,) = Job([A, B], [A, C]).told(0)
     assert (told.ordinal, told.mine, told.theirs) == (2, B, C)
