@@ -92,7 +92,7 @@ class Difference:
         )
         return (
             f"group-mismatch: program {self.ordinal} over {_processes(members)} is {self.mine.name} on process {me}, "
-            f"and another one, {self.theirs.name}, on {there}; {differing}. If these run together, their collectives "
+            f"and another one, {self.theirs.name}, on {there}; {differing}. If these run together, collectives may "
             f"give wrong numbers or hang. More: coldstart explain {self.mine.key} {self.theirs.key}"
         )
 
