@@ -4,6 +4,7 @@
       InvalidRequest         INVALID_ARGUMENT      the caller can fix it
         InvalidDescriptor    INVALID_ARGUMENT      a graph descriptor that is not well formed
         TooLarge             INVALID_ARGUMENT      never fits; retrying won't help
+        UnknownCall          UNIMPLEMENTED         client side only: a daemon of a release without that call
       ArtifactError
         ArtifactCorrupt      DATA_LOSS             digest or format wrong: drop it, count it, compile
         ArtifactMismatch     FAILED_PRECONDITION   sound, but for another key, target or host
@@ -44,6 +45,12 @@ class InvalidDescriptor(InvalidRequest):
 
 class TooLarge(InvalidRequest):
     """An artifact that is larger than this tier ever takes."""
+
+
+class UnknownCall(InvalidRequest):
+    """The daemon is there, and of a release that doesn't have this call."""
+
+    status = "UNIMPLEMENTED"
 
 
 class ArtifactError(ColdstartError):

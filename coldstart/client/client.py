@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
@@ -28,6 +29,7 @@ from coldstart.errors import (
     LeaseLost,
     TierError,
     TierFull,
+    UnknownCall,
 )
 from coldstart.identity.key import SCHEME
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc, cache_pb2_grpc
@@ -39,6 +41,7 @@ SMALL_CALL_SECONDS = 1.0
 CONNECT_SECONDS = 0.3
 REQUEST_ID = "coldstart-request-id"  # trailing metadata of every answer of a daemon
 LOOKUP_SECONDS = 10.0  # a lookup may have to ask slow tiers
+STREAM_SECONDS = 300.0  # for a whole artifact, in the background
 MAX_MESSAGE_BYTES = 64 << 20  # descriptors; artifacts travel in chunks
 
 _OPTIONS = (
@@ -60,6 +63,7 @@ _ERRORS: dict[grpc.StatusCode, type[ColdstartError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: ArtifactMismatch,
     grpc.StatusCode.RESOURCE_EXHAUSTED: TierFull,
     grpc.StatusCode.ABORTED: LeaseLost,
+    grpc.StatusCode.UNIMPLEMENTED: UnknownCall,
 }
 
 
@@ -222,15 +226,31 @@ class CacheClient:
         """
         upload_id = uuid.uuid4().hex
         request = pb.UploadRequest(upload_id=upload_id, start=start)
-        for data in payload:
+        pieces = iter(payload)
+        for data in pieces:
             request.data = data
-            reply = self._call(self._cache.Upload, request, idle_seconds, pb.UploadReply)
+            try:
+                reply = self._call(self._cache.Upload, request, idle_seconds, pb.UploadReply)
+            except UnknownCall:
+                if not request.HasField("start"):
+                    raise
+                return self._stream(start, chain((data,), pieces))
             if reply.HasField("published"):  # it ended early: not wanted
                 return reply.published
             request = pb.UploadRequest(upload_id=upload_id)
         request.last = True
         reply = self._call(self._cache.Upload, request, idle_seconds, pb.UploadReply)
         return reply.published
+
+    def _stream(self, start: pb.PublishStart, pieces: Iterable[bytes]) -> pb.PublishReply:
+        """As one call: what daemons had before Upload."""
+        parts = (pb.PublishRequest(data=data) for data in pieces)
+        requests = chain((pb.PublishRequest(start=start),), parts)
+        try:
+            reply: pb.PublishReply = self._cache.Publish(requests, timeout=STREAM_SECONDS)
+            return reply
+        except grpc.RpcError as exc:
+            self._fail(exc, "Publish")
 
     # --- errors --------------------------------------------------------------------------------
 

@@ -178,7 +178,9 @@ class Session:
             lookup.seconds["identify"] += time.monotonic() - began
 
     def _recall(self, lookup: Lookup, request: CompileRequest, reply: pb.LookupReply) -> Any:
-        """The executable of a hit by raw digest; None where the copy is bad: then ask in full."""
+        """The executable of a hit by raw digest; None where the copy is bad, or may not be loaded: then ask in full."""
+        if self._mode(reply) is wire.Mode.OBSERVE:
+            return None
         lookup.tell(reply)
         client = of_daemon(self.link.client)
         try:

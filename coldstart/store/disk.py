@@ -33,7 +33,7 @@ from coldstart.errors import (
     TierError,
     TierFull,
 )
-from coldstart.identity.key import KeyRecord
+from coldstart.identity.key import SCHEME, KeyRecord
 from coldstart.store.disk_index import DiskIndex, Entry
 from coldstart.store.disk_layout import Layout, flocked, translated, unlink
 from coldstart.store.disk_room import Room
@@ -326,8 +326,9 @@ class DiskTier:
             return None
         except (InvalidRequest, UnicodeDecodeError) as exc:
             log.warning("disk: %s is no key record: %s", path, exc)
-            with suppress(OSError):
-                unlink(path)
+            if key.startswith(f"{SCHEME}-"):  # else another release may well read it
+                with suppress(OSError):
+                    unlink(path)
             return None
 
     def _put(self, artifact: Artifact, record: KeyRecord | None) -> Header:

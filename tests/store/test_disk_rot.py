@@ -234,6 +234,32 @@ async def test_a_thing_of_another_kind_in_its_place_is_put_aside(
     await tier.close()
 
 
+async def test_schemes_live_side_by_side_and_the_old_one_is_collected(
+    root: Path, new_artifact: Callable[..., Artifact], new_record: Callable[..., object]
+) -> None:
+    """Another release's keys and key records are kept as they are, and go when nobody uses them and room is short."""
+    tier = DiskTier(root, limit_bytes=200_000)
+    new = new_artifact("a", b"n" * 20_000)
+    old = new_artifact("a", b"o" * 20_000, key="cs0-" + new.header.key.partition("-")[2])
+    await put(tier, old)
+    await tier.put(new, new_record("a"))
+    record = root / "v1" / "records" / old.header.key[4:6] / f"{old.header.key}.json"
+    record.parent.mkdir(exist_ok=True)
+    record.write_text('{"scheme": "cs0", "components": "of another kind"}')
+    for made in (old, new):
+        assert await tier.find(made.header.key) == (made.header,)
+        got = await tier.get(made.header.key, made.header.digest)
+        assert got is not None and verify(got)[:1] == (b"o" if made is old else b"n")
+    assert await tier.record(old.header.key) is None and record.exists()
+    await tier.sweep()
+    assert await has(tier, old) and record.exists()
+    for n in range(12):
+        assert await tier.get(new.header.key, new.header.digest) is not None
+        await put(tier, new_artifact(f"b{n}", b"%02d" % n * 10_000))
+    assert await has(tier, new) and not await has(tier, old) and not record.exists()
+    await tier.close()
+
+
 async def test_damage_is_remembered_until_something_sound_comes(
     disk: DiskTier, root: Path, new_artifact: Callable[..., Artifact]
 ) -> None:
