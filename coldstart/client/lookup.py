@@ -44,6 +44,7 @@ class Lookup:
     unpublishable: bool = False  # what was compiled is not the module that the key names
     identified: Identity | None = None  # None: not yet, or it can't be
     raw_digest: str = ""  # that the daemon was asked by; "": by none
+    described: bool = False  # the daemon has its descriptor, or wanted none
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(
             ("identify", "wait", "fetch", "load", "compile", "saved"), 0.0
@@ -102,6 +103,9 @@ class Lookup:
         else:
             request.record.CopyFrom(wire.record_to_pb(self.identity.record))
         return request
+
+    def hit_reason(self, hit: pb.Hit) -> Reason:
+        return Reason.WAITED if self.waited or hit.waited else Reason.OK
 
     def ending(self, outcome: Outcome, reason: Reason, tier: str) -> pb.FinishRequest:
         """The Finish call that counts this lookup."""

@@ -15,12 +15,16 @@ from coldstart.client.heartbeat import Heartbeat
 from coldstart.client.jax_internals import CompileRequest
 from coldstart.client.lookup import Lookup
 from coldstart.client.outbox import Outbox
+from coldstart.client.rewriting import described
 from coldstart.errors import ArtifactError, DaemonError, DaemonTimeout, LeaseLost
 from coldstart.outcomes import Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 
 log = logging.getLogger("coldstart")
 
+# A compile of this length can bear a description, which takes a hundredth of it at most.
+DESCRIBE_FROM_SECONDS = 0.5
+DESCRIBE_SECONDS = 10.0
 PUBLISH_IDLE_SECONDS = 10.0  # for each piece; in the background, so nobody waits for it
 
 
@@ -112,6 +116,33 @@ class Publisher:
                 client.release(lease_id)
 
         self._outbox.put("release a lease", release)
+
+    def describe(
+        self,
+        lookup: Lookup,
+        request: CompileRequest,
+        client: CacheClient,
+        question: Callable[..., pb.LookupRequest],
+    ) -> None:
+        """Tell the daemon what was compiled, where no rule called for it: `explain` compares programs with it."""
+        if lookup.seconds["compile"] < DESCRIBE_FROM_SECONDS:
+            return
+        if lookup.described or not lookup.raw_digest:  # the daemon has it, or wants none
+            return
+        lookup.described = True
+        try:
+            descriptor = described(request)
+            if descriptor is None:
+                return
+            asked = question(descriptor=descriptor)
+        except Exception as exc:  # it is stored; that it can't be explained is nobody's trouble
+            log.info("%s is not described: %r", request.module_name, exc)
+            return
+
+        def tell() -> None:
+            client.lookup(asked, DESCRIBE_SECONDS)
+
+        self._outbox.put(f"describe {lookup.program_name}", tell)
 
     def report_failure(self, client: CacheClient, lease_id: str, exc: Exception) -> None:
         """Tell the others why it failed, where that is about the program; what only this process lacks is not."""

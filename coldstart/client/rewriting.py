@@ -67,10 +67,12 @@ class Rewriting:
             log.info("%s: what the daemon remembers of it is another program", request.module_name)
             reply = ask(question(raw_digest=lookup.raw_digest))
             kind = reply.WhichOneof("answer")
-        if kind == "need_descriptor" and canonical:
-            described = self._described(request)
-            if described is not None:
-                reply = ask(question(descriptor=described))
+        lookup.described = kind != "need_descriptor" or not canonical
+        if not lookup.described and jax_module.may_rewrite(request.computation):
+            descriptor = described(request)
+            lookup.described = True  # or it can't be
+            if descriptor is not None:
+                reply = ask(question(descriptor=descriptor))
                 kind = reply.WhichOneof("answer")
         # Rules don't see each other's edits, so those of a rule that is off here can simply be left out.
         rewrites = [
@@ -85,21 +87,20 @@ class Rewriting:
             self.forget(lookup.raw_digest)
             return identify(request, around=around), None
 
-    def _described(self, request: CompileRequest) -> GraphDescriptor | None:
-        """None: no rule can find anything, or descriptors can't say this module."""
-        if not jax_module.may_rewrite(request.computation):
-            return None
-        try:
-            return jax_module.describe(request.computation)
-        except InvalidDescriptor as exc:
-            log.info("%s is not rewritten: %s", request.module_name, exc)
-            return None
-
     def forget(self, raw: str) -> None:
         """No rewrites for this program any more: its rewritten module didn't fit or didn't compile."""
         with self._lock:
             if raw and len(self._off) < MAX_REMEMBERED:
                 self._off.add(raw)
+
+
+def described(request: CompileRequest) -> GraphDescriptor | None:
+    """The request's descriptor; None: descriptors can't say this module."""
+    try:
+        return jax_module.describe(request.computation)
+    except InvalidDescriptor as exc:
+        log.info("%s is not described: %s", request.module_name, exc)
+        return None
 
 
 def _recall(

@@ -146,7 +146,7 @@ class Session:
         began = time.monotonic()
         try:
             around = surroundings(request, rules_off=self.settings.rules_off)
-            mode = wire.Mode(self._wanted_mode())
+            mode = self._wanted_mode()
             alone = around.refusal is None and not around.multi_process  # several are exact (I9)
             canonical = alone and rewriting and mode is wire.Mode.CANONICAL
             # What is only described can't be loaded here, and whoever observes wants no answer.
@@ -157,13 +157,7 @@ class Session:
                 lookup.identified = identify(request, around=around)
                 return None
             client = of_daemon(self.link.client)
-
-            def ask(question: pb.LookupRequest) -> pb.LookupReply:
-                reply: pb.LookupReply = self._foreground(
-                    lambda: client.lookup(question, self.link.patience)
-                )
-                return reply
-
+            ask = partial(self._lookup, client)
             lookup.identified, reply = self.rewriting.seek(
                 lookup,
                 request,
@@ -219,7 +213,7 @@ class Session:
         return partial(
             lookup.question,
             namespace=self.settings.namespace,
-            mode=wire.Mode(self._wanted_mode()),
+            mode=self._wanted_mode(),
             volume_proof=self.link.volume_proof,
         )
 
@@ -227,8 +221,7 @@ class Session:
 
     def _ask(self, lookup: Lookup, request: CompileRequest, compile: Callable[[], Any]) -> Any:
         client = of_daemon(self.link.client)
-        question = self._question(lookup)()
-        reply = self._foreground(lambda: client.lookup(question, self.link.patience))
+        reply = self._lookup(client, self._question(lookup)())
         for _ in range(MAX_ANSWERS):
             lookup.tell(reply)
             kind = reply.WhichOneof("answer")
@@ -264,17 +257,23 @@ class Session:
             return self._compile(lookup, compile, Outcome.ERROR, lookup.trouble)
         return self._compile(lookup, compile, Outcome.ERROR, Reason.VERSION)
 
-    def _wanted_mode(self) -> str:
-        return self.settings.mode or "canonical"
+    def _wanted_mode(self) -> wire.Mode:
+        return wire.Mode(self.settings.mode or "canonical")
 
     def _mode(self, reply: pb.LookupReply) -> wire.Mode:
         """The lesser of what the fleet allows and what this process wants."""
         order = list(wire.Mode)
-        return min(wire.mode_from_pb(reply.mode), wire.Mode(self._wanted_mode()), key=order.index)
+        return min(wire.mode_from_pb(reply.mode), self._wanted_mode(), key=order.index)
 
     def _foreground(self, call: Callable[[], Any]) -> Any:
         """A call on the caller's time. A failure is a fallback; silence counts as time-out."""
         return of_daemon(lambda: self.link.foreground(call))
+
+    def _lookup(self, client: CacheClient, question: pb.LookupRequest) -> pb.LookupReply:
+        reply: pb.LookupReply = self._foreground(
+            lambda: client.lookup(question, self.link.patience)
+        )
+        return reply
 
     def _wait(self, lookup: Lookup, client: CacheClient, reply: pb.LookupReply) -> Any:
         """The reply that ends the wait, or None when waiting longer is worse than compiling."""
@@ -323,7 +322,7 @@ class Session:
             found = take(lookup, request, hit, root=self.link.volume, fetch=fetch)
         except DeviceFull as exc:
             raise Fallback(Outcome.ERROR, Reason.UNSHAREABLE, ColdstartError(str(exc))) from exc
-        self._finish(lookup, Outcome.HIT, _hit_reason(lookup, hit), tier=hit.tier)
+        self._finish(lookup, Outcome.HIT, lookup.hit_reason(hit), tier=hit.tier)
         return found
 
     def _reject(
@@ -383,6 +382,7 @@ class Session:
                 self.publisher.release(client, lease.lease_id)
             else:
                 self.publisher.publish(lookup, request, executable, client, lease.lease_id)
+                self.publisher.describe(lookup, request, client, self._question(lookup))
         except Exception:
             # Or everybody would wait for us until the end.
             self.publisher.release(client, lease.lease_id)
@@ -440,7 +440,3 @@ class Session:
         else:
             self._warned.set()
             log.warning("%s", message)
-
-
-def _hit_reason(lookup: Lookup, hit: pb.Hit) -> Reason:
-    return Reason.WAITED if lookup.waited or hit.waited else Reason.OK

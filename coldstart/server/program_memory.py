@@ -115,10 +115,9 @@ class ProgramMemory:
 
     def remember(self, raw_digest: str, found: Canonicalized) -> None:
         """What became of its descriptor."""
-        alias = Alias(found.rewrites, found.abandoned)
         before = self._aliases.get(raw_digest)
-        if before is not None:
-            self._unlink(raw_digest, before)
+        key = "" if before is None else before.key  # it may be described after it was asked for
+        alias = Alias(found.rewrites, found.abandoned, key)
         size = OVERHEAD_BYTES + sum(_size(rewrite) for rewrite in found.rewrites)
         for gone, old in self._aliases.put(raw_digest, alias, size):
             self._unlink(gone, old)
