@@ -227,19 +227,21 @@ class CacheClient:
         upload_id = uuid.uuid4().hex
         request = pb.UploadRequest(upload_id=upload_id, start=start)
         pieces = iter(payload)
-        for data in pieces:
-            request.data = data
+        data = next(pieces, b"")
+        while not request.last:
+            following = next(pieces, None)
+            request.data, request.last = data, following is None
             try:
                 reply = self._call(self._cache.Upload, request, idle_seconds, pb.UploadReply)
             except UnknownCall:
                 if not request.HasField("start"):
                     raise
-                return self._stream(start, chain((data,), pieces))
-            if reply.HasField("published"):  # it ended early: not wanted
-                return reply.published
+                rest = () if following is None else chain((following,), pieces)
+                return self._stream(start, chain((data,), rest))
+            if request.last or reply.HasField("published"):  # it may end early: not wanted
+                break
             request = pb.UploadRequest(upload_id=upload_id)
-        request.last = True
-        reply = self._call(self._cache.Upload, request, idle_seconds, pb.UploadReply)
+            data = following or b""
         return reply.published
 
     def _stream(self, start: pb.PublishStart, pieces: Iterable[bytes]) -> pb.PublishReply:

@@ -20,6 +20,7 @@ from coldstart.errors import ColdstartError, DaemonError
 log = logging.getLogger("coldstart")
 
 MAX_WAITING = 1024  # further ones are dropped and counted
+MAX_WAITING_BYTES = 1 << 30  # that jobs hold; one alone may hold more
 FLUSH_SECONDS = 60.0
 
 
@@ -29,15 +30,24 @@ class Outbox:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._pid = os.getpid()
-        self._jobs: queue.Queue[tuple[str, Callable[[], None]]] = queue.Queue(MAX_WAITING)
+        self._jobs: queue.Queue[tuple[str, Callable[[], None], int]] = queue.Queue(MAX_WAITING)
+        self._held_bytes = 0
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self.dropped = 0
         self.failed = 0
 
-    def put(self, what: str, job: Callable[[], None]) -> bool:
-        """Queue a job; `what` names it in a log line if it fails. False: too much waits, and it was dropped."""
+    def put(self, what: str, job: Callable[[], None], holds_bytes: int = 0) -> bool:
+        """Queue a job; `what` names it in a log line if it fails. False: too much waits, and it was dropped.
+
+        Args:
+            holds_bytes: of memory, until it is done.
+        """
         with self._lock:
+            if self._held_bytes and self._held_bytes + holds_bytes > MAX_WAITING_BYTES:
+                self.dropped += 1
+                return False
+            self._held_bytes += holds_bytes
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="coldstart-outbox", daemon=True
@@ -45,9 +55,10 @@ class Outbox:
                 self._thread.start()
                 atexit.register(self.flush)
         try:
-            self._jobs.put_nowait((what, job))
+            self._jobs.put_nowait((what, job, holds_bytes))
         except queue.Full:
             self.dropped += 1
+            self._let_go(holds_bytes)
             return False
         return True
 
@@ -71,7 +82,7 @@ class Outbox:
 
     def _run(self) -> None:
         while True:
-            what, job = self._jobs.get()
+            what, job, holds_bytes = self._jobs.get()
             try:
                 job()
             except DaemonError as exc:
@@ -85,4 +96,9 @@ class Outbox:
                 self.failed += 1
                 log.exception("%s", what)
             finally:
+                self._let_go(holds_bytes)
                 self._jobs.task_done()
+
+    def _let_go(self, holds_bytes: int) -> None:
+        with self._lock:
+            self._held_bytes -= holds_bytes

@@ -104,7 +104,7 @@ class Publisher:
             finally:
                 self._heartbeat.stop(lease_id)
 
-        if not self._outbox.put(f"publish {identity.record.program_name}", send):
+        if not self._outbox.put(f"publish {identity.record.program_name}", send, len(raw)):
             self._heartbeat.stop(lease_id)  # or everybody would wait for it until the end
             self._not_stored(Reason.QUOTA)
 

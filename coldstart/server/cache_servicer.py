@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from coldstart import __version__, wire
-from coldstart.artifact import CHUNK_BYTES, Artifact
+from coldstart.artifact import Artifact
 from coldstart.config import DaemonConfig
 from coldstart.errors import ArtifactMismatch, InvalidRequest, TierError
 from coldstart.identity.key import SCHEME
@@ -33,6 +33,8 @@ from coldstart.server.publisher import Publication, Published
 from coldstart.server.tally import Ending
 from coldstart.server.uploads import Uploads
 
+# Of one message of a fetch. gRPC holds some copies of each that is under way, and there may be a hundred streams.
+FETCH_BYTES = 128 << 10
 MAX_TEXT = 256  # of names that people read
 MAX_NOTICE = 2000
 NOTICES = (Reason.GROUP_MISMATCH,)
@@ -255,7 +257,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
 async def _read(artifact: Artifact) -> AsyncIterator[bytes]:
     """An artifact's payload, read off the event loop."""
-    chunks = artifact.payload.chunks(CHUNK_BYTES)
+    chunks = artifact.payload.chunks(FETCH_BYTES)
     while True:
         try:
             chunk = await asyncio.to_thread(_next, chunks.__next__)

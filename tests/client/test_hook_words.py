@@ -76,7 +76,7 @@ def test_what_the_daemon_does_not_store_is_counted(daemon: Any) -> None:
 def test_what_does_not_fit_into_the_outbox_is_told_and_its_lease_is_let_go(
     hook: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Outbox, "put", lambda self, what, job: False)
+    monkeypatch.setattr(Outbox, "put", lambda self, what, job, holds_bytes=0: False)
     run(lambda x: x * 11)
     report = coldstart.report()
     assert report is not None and report.not_stored == {Reason.QUOTA: 1}

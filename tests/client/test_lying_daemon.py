@@ -180,7 +180,7 @@ def test_a_call_whose_deadline_nobody_announces_ends(liar: tuple[Liar, str]) -> 
 
     client = CacheClient(liar[1], holder="test")
     with pytest.raises(DaemonTimeout, match="no answer within"):
-        client._call_while_alive(Silent(), pb.LookupRequest(), 0.05, str)
+        client._call_while_alive(Silent(), pb.LookupRequest(), 0.5, str)
     client.close()
 
 
