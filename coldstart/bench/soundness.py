@@ -185,19 +185,29 @@ def run(
     with (progress or Progress(lambda line: None)).of(
         f"soundness, seed {plan.seed}", [p.record for p in pieces], before, total, "pairs"
     ):
-        processes.run_all(
-            WORKER,
-            [piece.arguments() for piece in left],
-            _environment(),
-            folder,
-            at_once=jobs,
-            seconds=seconds,
-            interruption=interruption,
-        )
+        try:
+            processes.run_all(
+                WORKER,
+                [piece.arguments() for piece in left],
+                _environment(),
+                folder,
+                at_once=jobs,
+                seconds=seconds,
+                interruption=interruption,
+            )
+        except ColdstartError as exc:
+            raise ColdstartError(f"{exc}; {_in_progress(left)}") from exc
     lines = tuple(_lines(pieces))
     if len(lines) != total:
         raise ColdstartError(f"{len(lines)} of {total} pairs recorded")
     return SoundnessResult(plan, lines, time.monotonic() - began, before)
+
+
+def _in_progress(pieces: Sequence[Piece]) -> str:
+    """Where it stopped. A wrong hit can end a process, and then its pair is in no record."""
+    begun = [piece for piece in pieces if piece.record.exists()]
+    numbers = [str(piece.next) for piece in begun if piece.next is not None]
+    return f"pairs that were being judged: {', '.join(numbers) or 'none'}"
 
 
 def _lines(pieces: Sequence[Piece]) -> list[Line]:

@@ -32,6 +32,12 @@ class Piece:
         """How many of them are recorded."""
         return sum(self.first <= line["pair"] < self.end for line in read_record(self.record))
 
+    @property
+    def next(self) -> int | None:
+        """The first that isn't recorded; None where all are."""
+        recorded = {line["pair"] for line in read_record(self.record)}
+        return next((k for k in range(self.first, self.end) if k not in recorded), None)
+
     def arguments(self) -> list[str]:
         """The command line that says this."""
         return [

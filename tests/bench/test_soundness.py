@@ -108,6 +108,18 @@ def test_what_is_counted_as_missed_as_chance_and_as_bad() -> None:
     assert all(len(bad["programs"]) == 2 for bad in found["bad_pairs"])
 
 
+def test_a_run_that_ends_early_says_which_pairs_were_being_judged(bench, tmp_path: Path) -> None:
+    assert bench("soundness", "--pairs=2", f"--keep={tmp_path / 'kept'}").returncode == 0
+    done = bench(
+        "soundness", "--pairs=900", "--jobs=1", "--seconds=1", f"--keep={tmp_path / 'kept'}"
+    )
+    assert done.returncode == 1 and not done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert "took longer than 1 s; pairs that were being judged: " in last
+    assert int(last.split()[-1]) >= 2
+    assert len(read_record(tmp_path / "kept" / "pairs-0.jsonl")) >= 2
+
+
 def test_ranges_do_not_depend_on_the_number_of_pairs(tmp_path: Path) -> None:
     few, many = Plan(1, 300).pieces(tmp_path), Plan(1, 900).pieces(tmp_path)
     assert [(p.first, p.end) for p in few] == [(0, 250), (250, 300)]
