@@ -16,7 +16,7 @@ from coldstart.errors import ArtifactCorrupt, TierFull, TooLarge
 from coldstart.identity.key import key_of
 from coldstart.store import disk_layout
 from coldstart.store.disk import DiskTier
-from coldstart.store.disk_space import INDEX_BYTES
+from coldstart.store.disk_space import INDEX_BYTES, Space, Usage
 
 NOBODY = 65534
 
@@ -68,6 +68,35 @@ async def test_a_restart_finds_everything(
     stored = held_bytes(root) - sum(path.stat().st_size for path in files(root, "keys"))
     assert (usage.count, usage.bytes) == (1, stored + INDEX_BYTES)
     await again.close()
+
+
+async def test_a_restart_answers_before_the_store_was_read(
+    root: Path, new_artifact: Callable[..., Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the start's look at all folders takes, nobody who reads waits for it."""
+    made = new_artifact("a", b"kept")
+    first = DiskTier(root)
+    await put(first, made)
+    await first.close()
+    looking, go_on = threading.Event(), threading.Event()
+    usage = Space.usage
+
+    def slow(self: Space) -> Usage:
+        looking.set()
+        assert go_on.wait(60)
+        return usage(self)
+
+    monkeypatch.setattr(Space, "usage", slow)
+    second = DiskTier(root)
+    assert await asyncio.to_thread(looking.wait, 30)
+    assert await has(second, made)
+    second.pin(made.header.digest, 30)
+    got = await second.get(made.header.key, made.header.digest)
+    assert got is not None and verify(got) == b"kept"
+    assert second.relative_path(made.header.digest, made.header.key)
+    assert not go_on.is_set()
+    go_on.set()
+    await second.close()
 
 
 async def test_the_object_is_a_whole_artifact_file_and_its_path_is_told(
