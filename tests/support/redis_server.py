@@ -1,0 +1,135 @@
+"""RedisServer: a real redis-server process on a free port, for tests that start, stop, freeze and starve it.
+
+Debian's package `redis-server` has it; `make test` installs it where it is missing and the user is root. Without it
+the tests fail: they are never skipped, and the summary says that it is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+START_SECONDS = 20.0
+PROGRAM = "redis-server"
+MISSING = (
+    f"{PROGRAM} is not installed; `make test` as root installs it, or: apt-get install {PROGRAM}"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RedisServer:
+    """One server; `options` are redis.conf's: maxmemory="20mb", requirepass="secret"."""
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.options = options
+        self.password = options.get("requirepass", "")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def start(self) -> RedisServer:
+        """Again after `stop`, on the same port. Nothing is kept on disk: a server that ends forgets everything."""
+        program = shutil.which(PROGRAM)
+        assert program is not None, MISSING
+        settings = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "save": "",
+            "appendonly": "no",
+            "dir": str(self.folder),
+        } | {name.replace("_", "-"): value for name, value in self.options.items()}
+        command = [program]
+        for name, value in settings.items():
+            command += [f"--{name}", *(value.split() if name == "rename-command" else [value])]
+        with (self.folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            assert self._process.poll() is None, (self.folder / "redis.log").read_text()
+            assert time.monotonic() < deadline, "redis-server did not answer"
+            time.sleep(0.01)  # it tells nobody when it is ready
+        return self
+
+    def stop(self, number: int = signal.SIGKILL) -> None:
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.send_signal(number)
+        self._process.wait(20)
+        self._process = None
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def client(self, **options: object):
+        """A plain client of the test's own, for looking and for doing harm."""
+        import redis
+
+        return redis.Redis(
+            port=self.port, password=self.password or None, socket_timeout=20, protocol=2, **options
+        )
+
+    def _answers(self) -> bool:
+        port = int(self.options.get("tls_port", self.port)) if self.port == 0 else self.port
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as one:
+                one.sendall(b"PING\r\n")
+                return one.recv(1) in (b"+", b"-")  # -NOAUTH is an answer
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def redis_servers(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """Start servers; all are ended by pid at the end."""
+    started: list[RedisServer] = []
+
+    def start(**options: str) -> RedisServer:
+        folder = tmp_path / f"redis{len(started)}"
+        folder.mkdir()
+        started.append(RedisServer(folder, **options))
+        return started[-1].start()
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def redis_server(redis_servers: Callable[..., RedisServer]) -> RedisServer:
+    """One with default settings."""
+    return redis_servers()
+
+
+@pytest.fixture(scope="module")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One for a file's tests, each of which uses keys of its own or a prefix."""
+    server = RedisServer(tmp_path_factory.mktemp("redis")).start()
+    yield server
+    server.stop()
