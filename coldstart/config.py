@@ -10,16 +10,17 @@ Standard library only: the hook imports this inside the user's process.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+from coldstart import config_values as kinds
+from coldstart.config_values import parse_address as parse_address
+from coldstart.config_values import parse_host_port as parse_host_port
 from coldstart.errors import ConfigError
 
 PREFIX = "COLDSTART_"
@@ -53,140 +54,16 @@ class Setting:
             raise ConfigError(message) from exc
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("wants some text")
-    return value.strip()
-
-
-def _flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("", "0", "false", "no", "off"):
-        return False
-    raise ValueError("wants 1 or 0")
-
-
-def _one_of(*words: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        word = str(value).strip().lower()
-        if word not in words:
-            raise ValueError(f"wants one of {', '.join(words)}{_did_you_mean(word, words)}")
-        return word
-
-    return parse
-
-
-def _seconds(least: float, most: float) -> Callable[[Any], float]:
-    def parse(value: Any) -> float:
-        with suppress(ValueError, TypeError):
-            if not isinstance(value, bool) and least <= float(value) <= most:
-                return float(value)
-        raise ValueError(f"wants seconds between {least:g} and {most:g}")
-
-    return parse
-
-
-def _size(value: Any) -> int:
-    match = re.fullmatch(r"\s*(\d+)\s*(|[KMGT]iB)\s*", str(value))
-    if match is None or isinstance(value, bool):
-        raise ValueError("wants bytes, or a number with KiB, MiB, GiB or TiB")
-    number = int(match[1]) << {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}[match[2]]
-    if number <= 0:
-        raise ValueError("wants more than 0 bytes")
-    return number
-
-
-def _octal(value: Any) -> int:
-    text = f"{value:o}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    if re.fullmatch(r"(0o)?[0-7]{3,4}", text) is None:
-        raise ValueError("wants an octal file mode")
-    return int(text.removeprefix("0o"), 8)
-
-
-def _path(value: Any) -> Path:
-    return Path(_text(value)).expanduser()
-
-
-def _many(parse: Callable[[Any], str]) -> Callable[[Any], tuple[str, ...]]:
-    """A list in TOML and on the command line; separated by commas in the environment."""
-
-    def parse_all(value: Any) -> tuple[str, ...]:
-        items = value.split(",") if isinstance(value, str) else list(value)
-        if not items:
-            raise ValueError("wants at least one")
-        return tuple(parse(item) for item in items)
-
-    return parse_all
-
-
-def parse_address(value: Any) -> str:
-    """A gRPC address: `unix:///absolute/path.sock` or `tcp://host:port`; port 0 takes a free one."""
-    text = _text(value)
-    if text.startswith("unix://"):
-        path = text.removeprefix("unix://")
-        if not path.startswith("/") or path.endswith("/"):
-            raise ValueError("wants unix:// and an absolute path of a file")
-        if len(os.fsencode(path)) > 103:  # sun_path holds 108 on Linux, 104 elsewhere
-            raise ValueError("wants a path of at most 103 bytes, a socket's address holds no more")
-        return text
-    if text.startswith("tcp://"):
-        return "tcp://" + parse_host_port(text.removeprefix("tcp://"))
-    raise ValueError("wants unix:///path or tcp://host:port")
-
-
-def parse_host_port(value: Any) -> str:
-    """`host:port`, as `--http` and `--health` take it; an IPv6 host stands in brackets."""
-    text = _text(value)
-    try:
-        parts = urlsplit("//" + text)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise ValueError("wants host:port, with a port from 0 to 65535") from None
-    if not host or port is None or parts.path or parts.query or parts.username is not None:
-        raise ValueError("wants host:port")
-    return text
-
-
-def _store(value: Any) -> str:
-    """A store URL, or its TOML table: `url` and our options without the `cs.`."""
-    if isinstance(value, Mapping):
-        options = dict(value)
-        url = _text(options.pop("url", ""))
-        query = "&".join(
-            f"cs.{name}={quote(str(option), safe='/')}" for name, option in options.items()
-        )
-        if query:
-            url += ("&" if "?" in url else "?") + query
-        return _store(url)
-    text = _text(value)
-    if re.match(r"[a-z]+://", text) is None:
-        raise ValueError("wants a store URL")
-    return text
-
-
-def _rules_off(value: Any) -> tuple[str, ...]:
-    names = [name.strip() for name in str(value).split(",") if name.strip()]
-    if any(not name.startswith("-") or len(name) < 2 for name in names):
-        raise ValueError(
-            "wants names of rules with a minus before each: rules can only be switched off"
-        )
-    return tuple(name[1:] for name in names)
-
-
 DAEMON_SETTINGS: tuple[Setting, ...] = (
     Setting(
         "listen",
-        _many(parse_address),
+        kinds.many(parse_address),
         "unix:///run/coldstart/coldstart.sock",
         "addresses that clients connect to; the Unix socket comes first; tcp://host:0 takes a free port",
     ),
     Setting(
         "store",
-        _many(_store),
+        kinds.many(kinds.store),
         "disk:///var/cache/coldstart?cs.limit=20GiB",
         "tiers that hold artifacts, fastest first",
     ),
@@ -197,47 +74,55 @@ DAEMON_SETTINGS: tuple[Setting, ...] = (
         "0.0.0.0:9096",
         "/healthz /readyz /startupz /metrics and nothing else; off unless given",
     ),
-    Setting("ready_file", _path, "/run/coldstart/ready.json", "written once everything listens"),
-    Setting("socket_mode", _octal, "0600", "permissions of the Unix socket"),
-    Setting("socket_group", _text, "coldstart", "group of the Unix socket and its folder"),
-    Setting("mode", _one_of(*MODES), "canonical", "the most that clients may do"),
     Setting(
-        "lease_seconds", _seconds(0.1, 3600), "15", "a lease lives this long without a heartbeat"
+        "ready_file", kinds.path, "/run/coldstart/ready.json", "written once everything listens"
     ),
-    Setting("heartbeat_seconds", _seconds(0.02, 1200), "5", "how often holders renew a lease"),
+    Setting("socket_mode", kinds.octal, "0600", "permissions of the Unix socket"),
+    Setting("socket_group", kinds.text, "coldstart", "group of the Unix socket and its folder"),
+    Setting("mode", kinds.one_of(*MODES), "canonical", "the most that clients may do"),
+    Setting(
+        "lease_seconds",
+        kinds.seconds(0.1, 3600),
+        "15",
+        "a lease lives this long without a heartbeat",
+    ),
+    Setting("heartbeat_seconds", kinds.seconds(0.02, 1200), "5", "how often holders renew a lease"),
     Setting(
         "min_compile_seconds",
-        _seconds(0, 3600),
+        kinds.seconds(0, 3600),
         "0",
         "programs that compile faster are not stored even here, unless a plan names them",
     ),
     Setting(
         "negative_seconds",
-        _seconds(0, 86400),
+        kinds.seconds(0, 86400),
         "60",
         "how long a failed compile is remembered; 0 forgets at once",
     ),
-    Setting("pin_seconds", _seconds(1, 3600), "30", "how long a hit is kept from eviction"),
+    Setting("pin_seconds", kinds.seconds(1, 3600), "30", "how long a hit is kept from eviction"),
     Setting(
         "lookup_seconds",
-        _seconds(0.1, 86400),
+        kinds.seconds(0.1, 86400),
         "1800",
         "a lookup that is silent for longer is counted as error, lease-lost",
     ),
     Setting(
         "wait_seconds",
-        _seconds(0.1, 86400),
+        kinds.seconds(0.1, 86400),
         "900",
         "the longest wait for a living holder whose compile has no record",
     ),
-    Setting("max_artifact", _size, "4GiB", "a larger artifact is refused"),
+    Setting("max_artifact", kinds.size, "4GiB", "a larger artifact is refused"),
     Setting(
-        "drain_seconds", _seconds(0, 600), "10", "how long running calls may go on after SIGTERM"
+        "drain_seconds",
+        kinds.seconds(0, 600),
+        "10",
+        "how long running calls may go on after SIGTERM",
     ),
-    Setting("log", _one_of("text", "json"), "text", "log lines as key=value or as JSON"),
+    Setting("log", kinds.one_of("text", "json"), "text", "log lines as key=value or as JSON"),
     Setting(
         "log_level",
-        _one_of("debug", "info", "warning", "error"),
+        kinds.one_of("debug", "info", "warning", "error"),
         "info",
         "the least that is logged",
     ),
@@ -330,7 +215,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
     for name in table:
         if name not in known:
             raise ConfigError(
-                f"{file}: unknown setting {name!r}{_did_you_mean(name, known)}; known: {', '.join(known)}"
+                f"{file}: unknown setting {name!r}{kinds.did_you_mean(name, known)}; known: {', '.join(known)}"
             )
     return table
 
@@ -344,15 +229,15 @@ CLIENT_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "mode",
-        _one_of(*MODES),
+        kinds.one_of(*MODES),
         "canonical",
         "observe: key and record, never load; exact: no rewrites; canonical: the default",
     ),
-    Setting("rules", _rules_off, "-unread-fragment-offset", "rules that are switched off"),
-    Setting("strict", _flag, "1", "raise where the hook would fall back to compiling"),
-    Setting("disable", _flag, "1", "the hook stays inactive whatever else is set"),
-    Setting("volume_root", _path, "/cache", "where this process sees the daemon's disk"),
-    Setting("namespace", _text, "team-a", "who shares with whom"),
+    Setting("rules", kinds.rules_off, "-unread-fragment-offset", "rules that are switched off"),
+    Setting("strict", kinds.flag, "1", "raise where the hook would fall back to compiling"),
+    Setting("disable", kinds.flag, "1", "the hook stays inactive whatever else is set"),
+    Setting("volume_root", kinds.path, "/cache", "where this process sees the daemon's disk"),
+    Setting("namespace", kinds.text, "team-a", "who shares with whom"),
 )
 
 
@@ -404,7 +289,7 @@ def unknown_settings(environ: Mapping[str, str]) -> list[str]:
     """One message for each variable that looks like a setting of ours and is none."""
     known = known_variables()
     return [
-        f"unknown setting {name}{_did_you_mean(name, known)}; unset it, or see `coldstart daemon --help`"
+        f"unknown setting {name}{kinds.did_you_mean(name, known)}; unset it, or see `coldstart daemon --help`"
         for name in sorted(environ)
         if name.startswith(PREFIX)
         and name not in known
@@ -443,8 +328,3 @@ def _is_service_link(name: str, value: str) -> bool:
     if _SERVICE_LINK.fullmatch(name):
         return True
     return name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
-
-
-def _did_you_mean(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean {close[0]}?)" if close else ""

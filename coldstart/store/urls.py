@@ -9,11 +9,10 @@ tiers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from coldstart.errors import ConfigError, TierError
 from coldstart.store import disk, memory
@@ -22,15 +21,11 @@ from coldstart.store.disk import DiskTier
 from coldstart.store.memory import MemoryTier
 from coldstart.store.recorder import Recorder, ignore
 from coldstart.store.tier import Tier
+from coldstart.store.url_options import Options
 from coldstart.store.wrap import Metered, ReadOnly
 
 OPTIONS = ("cs.limit", "cs.write")
 LATER = ("redis", "rediss", "gs")
-
-_UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGT")}
-_UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +48,10 @@ class MemoryStore:
 Store = DiskStore | MemoryStore
 
 
-def parse_size(text: str, *, setting: str = "size") -> int:
-    """20GiB, 512 MB, 1048576 -> bytes."""
-    match = _SIZE.fullmatch(text.strip())
-    unit = next((u for u in _UNITS if match and u.lower() == match[2].lower()), None)
-    if match is None or unit is None:
-        raise ConfigError(f"{setting}={text!r} is not a size; write for instance 20GiB or 500MB")
-    return int(float(match[1]) * _UNITS[unit]) if "." in match[1] else int(match[1]) * _UNITS[unit]
-
-
 def parse_store(url: str) -> Store:
     """One store URL. Raises ConfigError, which names the part to fix."""
     try:
         parts = urlsplit(url)
-        options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as exc:
         raise ConfigError(
             f"store {url!r} is not a URL: {exc}; write for instance disk:///dir"
@@ -83,14 +68,9 @@ def parse_store(url: str) -> Store:
         raise ConfigError(
             f"store {url!r}: '#' begins a fragment, which means nothing here; write %23"
         )
-    settings = _options(url, options)
-    limit_text = settings.get("cs.limit")
-    limit_bytes = None if limit_text is None else parse_size(limit_text, setting="cs.limit")
-    if limit_bytes == 0:
-        raise ConfigError(
-            f"store {url!r}: cs.limit=0 would hold nothing; write for instance cs.limit=20GiB"
-        )
-    write = _yes_or_no(url, settings.get("cs.write", "true"))
+    options = Options(url, parts.query, known=OPTIONS)
+    limit_bytes = options.size("cs.limit", 0, example="20GiB")
+    write = options.flag("cs.write", True)
     if parts.scheme == "memory":
         if parts.netloc or parts.path not in ("", "/"):
             raise ConfigError(f"store {url!r}: a memory store has no place; write memory://")
@@ -144,24 +124,3 @@ def _open(store: Store, recorder: Recorder) -> Tier:
     else:
         tier = MemoryTier(limit_bytes=store.limit_bytes, recorder=recorder)
     return Metered(tier if store.write else ReadOnly(tier), recorder)
-
-
-def _options(url: str, pairs: list[tuple[str, str]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        if name not in OPTIONS:
-            raise ConfigError(
-                f"store {url!r}: unknown option {name!r}; known here: {', '.join(OPTIONS)}"
-            )
-        if name in found:
-            raise ConfigError(f"store {url!r}: option {name!r} is given twice")
-        found[name] = value
-    return found
-
-
-def _yes_or_no(url: str, text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ConfigError(
-            f"store {url!r}: cs.write={text!r}; write cs.write=true or cs.write=false"
-        )
-    return text == "true"

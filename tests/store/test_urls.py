@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from coldstart.artifact import Artifact
 from coldstart.errors import ConfigError, TierError
 from coldstart.store.memory import MemoryTier
+from coldstart.store.url_options import parse_seconds, parse_size
 from coldstart.store.urls import (
     DiskStore,
     MemoryStore,
     disk_of,
     open_store,
-    parse_size,
     parse_store,
 )
 
@@ -133,3 +133,16 @@ def test_a_store_that_cannot_be_opened_is_a_config_error(tmp_path: Path) -> None
         open_store([f"disk://{tmp_path}/s"] * 2)
     with pytest.raises(ConfigError, match="at least one store"):
         open_store([])
+
+
+@pytest.mark.parametrize(
+    "text, seconds", [("7d", 604800), ("1.5h", 5400), ("90s", 90), ("250ms", 0.25)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "7 days", "-1s", "s"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ConfigError, match="write for instance 7d"):
+        parse_seconds(text, setting="cs.ttl")
