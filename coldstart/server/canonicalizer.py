@@ -69,7 +69,9 @@ class Canonicalizer:
         self._turns = asyncio.Semaphore(workers)
         self._idle: list[_Worker] = []
         self._waiting = self._waiting_bytes = 0
+        self._spare: _Worker | None = None  # has started, and takes the place of a worn one
         self._warming: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._retiring: asyncio.TimerHandle | None = None
         self._chores: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -101,8 +103,9 @@ class Canonicalizer:
         self._closed = True
         if self._retiring is not None:
             self._retiring.cancel()
-        if self._warming is not None:
-            self._warming.cancel()
+        for task in (self._warming, self._renewing):
+            if task is not None:
+                task.cancel()
         self._retire()
         await asyncio.gather(*self._chores, return_exceptions=True)
 
@@ -137,9 +140,8 @@ class Canonicalizer:
         except (EOFError, OSError, ValueError) as exc:
             return self._abandon("died", f"the process that canonicalizes ended ({exc})")
         else:
-            if worker.jobs < MAX_JOBS and worker.peak_bytes <= self._grown_bytes:
-                self._idle.append(worker)
-                worker = None
+            if worker.peak_bytes <= self._grown_bytes:
+                worker = self._put_back(worker)
         finally:  # whatever happened, cancellation too: a worker that is not idle again goes
             if worker is not None:
                 self._chore(worker.end())
@@ -170,6 +172,35 @@ class Canonicalizer:
         self.started += 1
         return await _Worker.start(self._command)
 
+    def _put_back(self, worker: _Worker) -> _Worker | None:
+        """Idle again. A worn one goes as soon as its successor has started: nobody waits for that. Returns who goes."""
+        if worker.jobs < MAX_JOBS or self._spare is None:
+            self._idle.append(worker)
+            if worker.jobs >= MAX_JOBS and self._renewing is None and not self._closed:
+                self._renewing = self._chore(self._renew())
+            return None
+        self._idle.append(self._spare)
+        self._spare = None
+        return worker
+
+    async def _renew(self) -> None:
+        try:
+            self.started += 1
+            spare = await _Worker.start(self._command)
+            try:
+                async with asyncio.timeout(self._job_seconds):
+                    await spare.ask(b"", Job.REWRITES)  # what it answers says only that it is there
+            except (TimeoutError, EOFError, OSError, ValueError):
+                await spare.end()
+            else:
+                self._spare = spare
+        except OSError as exc:
+            log.warning("no process to canonicalize in: %s", exc)
+        finally:
+            self._renewing = None
+        if self._closed:
+            self._retire()
+
     async def _warm(self) -> None:
         try:
             async with self._turns:
@@ -192,6 +223,9 @@ class Canonicalizer:
 
     def _retire(self) -> None:
         """End the workers that have nothing to do."""
+        if self._spare is not None:
+            self._idle.append(self._spare)
+            self._spare = None
         while self._idle:
             self._chore(self._idle.pop().end())
 

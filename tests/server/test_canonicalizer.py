@@ -24,7 +24,6 @@ from coldstart.rpc.v1 import descriptor_pb2
 from coldstart.server.answers import Canonicalized, Rewrite
 from coldstart.server.canonicalizer import COMMAND, MAX_DESCRIPTOR_BYTES, Canonicalizer
 from coldstart.server.canonicalizer_worker import canonicalize_bytes
-from coldstart.server.program_memory import Bounded, ProgramMemory
 from coldstart.wire_descriptor import descriptor_to_pb
 
 
@@ -165,6 +164,36 @@ async def test_a_worker_that_has_grown_is_replaced(tmp_path: Path) -> None:
         await canonicalize(b"")
         await canonicalize(b"")
         assert canonicalize.started == 2 and not canonicalize.abandoned
+
+
+async def test_a_worn_worker_serves_until_its_successor_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coldstart.server.canonicalizer.MAX_JOBS", 3)
+    gate, began = tmp_path / "gate", tmp_path / "began"
+    began.touch()
+    # The first process answers at once; each later one only once the gate is open.
+    command = stub(
+        tmp_path,
+        f"if not globals().get('first') and os.path.getsize({str(began)!r}):\n"
+        f"    while not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+        f"if not globals().get('first'): open({str(began)!r}, 'a').write('x')\n"
+        "first = True\n"
+        "answer()",
+    )
+    async with canonicalizer(command=command, workers=1) as canonicalize:
+        for _ in range(6):
+            await canonicalize(b"x")
+        assert canonicalize.started == 2  # one serves on, one is on its way
+        old = canonicalize._idle[0]
+        gate.touch()
+        while canonicalize._spare is None:
+            await asyncio.sleep(0.01)
+        await canonicalize(b"x")
+        assert canonicalize._idle != [old] and old.jobs == 7
+        await canonicalize(b"x")
+        assert old.jobs == 7 and not canonicalize.abandoned
+        await asyncio.wait_for(old._process.wait(), 20)
 
 
 async def test_idle_workers_end() -> None:
@@ -396,37 +425,6 @@ def test_raw_programs_are_found_by_key(shared_daemon, new_record) -> None:
     assert len(one.programs) == 1 and one.remembered == 2
     # A record is known of what was only asked for.
     assert shared_daemon.cache.GetRecord(pb.GetRecordRequest(key=key), timeout=30).found
-
-
-def test_memory_is_bounded_by_count_and_bytes() -> None:
-    kept = Bounded(3, 100)
-    assert [kept.put(name, name, 10) for name in "abc"] == [[], [], []]
-    kept.get("a")
-    assert kept.put("d", "d", 10) == [("b", "b")]
-    assert kept.put("e", "e", 85) == [("c", "c"), ("a", "a")]
-    assert kept.put("e", "e", 5) == [] and kept.bytes == 15
-    assert kept.put("f", "f", 101) == [("d", "d"), ("e", "e"), ("f", "f")] and kept.bytes == 0
-
-
-def test_a_forgotten_alias_leaves_nothing_behind(made) -> None:
-    memory = ProgramMemory(most=2, descriptor_bytes=1200)
-    record = made.record("p")
-    for digest in ("1", "2", "3"):
-        memory.remember(digest, Canonicalized((), b"x" * 300))
-        memory.link(digest, "key", record)
-    assert [p.raw_digest for p in memory.programs("key")] == ["3", "2"]
-    assert memory.rewrites("1") is None and memory.rewrites("3") == ()
-    memory.remember("4", Canonicalized((), b"x" * 300))
-    memory.remember("5", Canonicalized((), b"x" * 300))
-    assert memory.programs("key") == [] and memory._by_key == {}
-
-
-def test_what_was_abandoned_is_asked_for_again(made) -> None:
-    memory = ProgramMemory()
-    memory.remember("1", Canonicalized(abandoned="slow"))
-    assert memory.rewrites("1") is None
-    memory.link("1", "key", made.record("p"))
-    assert memory.programs("key")[0].alias.abandoned == "slow"
 
 
 async def test_a_daemon_in_a_large_process_keeps_its_workers() -> None:
