@@ -256,15 +256,43 @@ def small(programs: int, rounds: int, as_json: bool) -> int:
     return 1 if result.wrong or result.compiled_again or result.remote_objects else 0
 
 
+@bench.command(epilog="Example: coldstart bench load --seconds 3 --rounds 5")
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=3.0, show_default=True,
+              help="Length of each phase.")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True,
+              help="Of all phases in turns.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def load(seconds: float, rounds: int, as_json: bool) -> int:
+    """Ask one daemon as much as it bears: rates, latencies beside an upload, and a large hit by path.
+
+    Beside them: an empty call, an idle daemon, and the same bytes read and unpacked plainly. A store of 2 GiB is used.
+    """
+    from coldstart.bench import load as measured
+
+    with _daemon(None, limit="2GiB") as (folder, daemon, interruption):
+        found = measured.run(
+            daemon, folder, seconds=seconds, rounds=rounds, interruption=interruption
+        )
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        measured.show(found, _console())
+    return 0
+
+
 @contextmanager
-def _daemon(keep: Path | None) -> Iterator[tuple[Path, Daemon, Interruption]]:
+def _daemon(keep: Path | None, *, limit: str = "") -> Iterator[tuple[Path, Daemon, Interruption]]:
     """A folder for the bench, and a daemon whose store lies in it."""
     with ExitStack() as stack:
         scratch, folder, interruption = stack.enter_context(_folder(keep))
         # The socket lies in the scratch folder: the path of one can't be long.
         daemon = stack.enter_context(
             processes.daemon(
-                scratch, folder / "store", "--log-level=warning", interruption=interruption
+                scratch,
+                folder / "store",
+                "--log-level=warning",
+                limit=limit,
+                interruption=interruption,
             )
         )
         yield folder, daemon, interruption

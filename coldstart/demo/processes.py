@@ -66,7 +66,11 @@ def plain_environment() -> dict[str, str]:
 
 @contextmanager
 def daemon(
-    folder: Path, store: Path, *options: str, interruption: Interruption | None = None
+    folder: Path,
+    store: Path,
+    *options: str,
+    limit: str = "",
+    interruption: Interruption | None = None,
 ) -> Iterator[Daemon]:
     """A daemon on a socket in `folder` over a disk store; its log is folder/daemon.err."""
     ready = folder / "ready.json"
@@ -74,7 +78,7 @@ def daemon(
     arguments = [
         "daemon",
         f"--listen={address}",
-        f"--store=disk://{store}",
+        f"--store=disk://{store}" + (f"?cs.limit={limit}" if limit else ""),
         f"--ready-file={ready}",
         *options,
     ]

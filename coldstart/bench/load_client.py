@@ -1,0 +1,289 @@
+"""A client process of `bench load`: it fills a daemon, asks it as fast as it answers, in step, or sends it bytes.
+
+    python -m coldstart.bench.load_client rates  --address A --seconds 2 --rounds 5
+    python -m coldstart.bench.load_client paced  --address A --seconds 3 --rounds 3 --rate 200
+    python -m coldstart.bench.load_client upload --address A --seconds 3
+    python -m coldstart.bench.load_client hit    --address A --rounds 15
+
+The last line of stdout is JSON. No JAX: what is asked for are records and bytes of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import grpc
+import zstandard
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coldstart import artifact, wire
+from coldstart.artifact import Artifact
+from coldstart.client import volume
+from coldstart.client.client import CacheClient
+from coldstart.identity.key import Component, KeyRecord, key_of
+from coldstart.outcomes import Outcome, Reason
+from coldstart.rpc.v1 import cache_pb2 as pb
+from coldstart.rpc.v1 import cache_pb2_grpc
+
+PROGRAMS = 64
+SMALL_BYTES = 10_000
+UPLOAD_BYTES = 50 << 20
+HIT_BYTES = 8 << 20
+IN_FLIGHT = 32
+PATIENCE_SECONDS = 60.0
+
+
+def record_of(name: str) -> KeyRecord:
+    values = {"program": hashlib.sha256(name.encode()).hexdigest(), "options": "bench"}
+    values |= {"target": '{"platform": "cpu"}', "flags": "", "callbacks": "0"}
+    return KeyRecord(tuple(Component(n, v) for n, v in values.items()), program_name=name)
+
+
+def publish(client: CacheClient, record: KeyRecord, raw: bytes, *, codec: str = "zstd") -> Artifact:
+    """Ask, compile nothing, send: as a participant that leads does."""
+    lookup_id = uuid.uuid4().hex
+    reply = client.lookup(_question(record, lookup_id), PATIENCE_SECONDS)
+    made = artifact.make(
+        raw,
+        codec=codec,
+        key=key_of(record),
+        module_digest=record.module_digest,
+        platform="cpu",
+        target=record["target"].value,
+        partitions=1,
+        replicas=1,
+        callbacks=0,
+        compile_seconds=10.0,
+        program_name=record.program_name,
+    )
+    start = pb.PublishStart(
+        lookup_id=lookup_id,
+        lease_id=reply.lease.lease_id,
+        header=made.header.encode(),
+        record=wire.record_to_pb(record),
+        planned=True,
+    )
+    client.publish(start, made.payload.chunks(), PATIENCE_SECONDS)
+    client.finish(_end(lookup_id, record, Outcome.MISS, Reason.COLD), PATIENCE_SECONDS)
+    return made
+
+
+def _question(record: KeyRecord, lookup_id: str, *, proof: bytes = b"") -> pb.LookupRequest:
+    host = pb.Host(mode=pb.MODE_CANONICAL, planned=True, volume_proof=proof)
+    return pb.LookupRequest(lookup_id=lookup_id, host=host, record=wire.record_to_pb(record))
+
+
+def _end(lookup_id: str, record: KeyRecord, outcome: Outcome, reason: Reason) -> pb.FinishRequest:
+    return pb.FinishRequest(
+        lookup_id=lookup_id,
+        key=key_of(record),
+        outcome=wire.outcome_to_pb(outcome),
+        reason=wire.reason_to_pb(reason),
+        program_name=record.program_name,
+    )
+
+
+class Asking:
+    """Warm lookups and empty calls over one channel, many in flight."""
+
+    def __init__(self, channel: grpc.aio.Channel, records: list[KeyRecord]) -> None:
+        self._cache: Any = cache_pb2_grpc.CacheStub(channel)
+        self._health: Any = health_pb2_grpc.HealthStub(channel)
+        self._records = records
+        self._open: list[pb.FinishRequest] = []
+
+    async def empty(self) -> None:
+        await self._health.Check(health_pb2.HealthCheckRequest())
+
+    async def lookup(self) -> None:
+        record, lookup_id = random.choice(self._records), uuid.uuid4().hex
+        reply = await self._cache.Lookup(_question(record, lookup_id))
+        if reply.WhichOneof("answer") != "hit":
+            raise RuntimeError(f"a warm lookup was answered {reply.WhichOneof('answer')}")
+        self._open.append(_end(lookup_id, record, Outcome.HIT, Reason.OK))
+
+    async def whole(self) -> None:
+        """A lookup and the word how it ended, which real clients send when there is time."""
+        await self.lookup()
+        await self._cache.Finish(self._open.pop())
+
+    async def settle(self) -> None:
+        """Finish what was left open, outside of what is timed."""
+        open_, self._open = self._open, []
+        for first in range(0, len(open_), IN_FLIGHT):
+            await asyncio.gather(*map(self._cache.Finish, open_[first : first + IN_FLIGHT]))
+
+    async def rate(self, what: str, seconds: float) -> float:
+        """Calls a second, with IN_FLIGHT of them on their way."""
+        call, until, done = getattr(self, what), time.monotonic() + seconds, 0
+
+        async def one() -> None:
+            nonlocal done
+            while time.monotonic() < until:
+                await call()
+                done += 1
+
+        began = time.monotonic()
+        await asyncio.gather(*(one() for _ in range(IN_FLIGHT)))
+        spent = time.monotonic() - began
+        await self.settle()
+        return done / spent
+
+    async def paced(self, rate: float, seconds: float) -> list[float]:
+        """Seconds of each lookup, started in step whether or not earlier ones are back."""
+        walls: list[float] = []
+
+        async def one(due: float) -> None:
+            await self.lookup()
+            walls.append(time.monotonic() - due)  # from when it was due: waiting to be sent counts
+
+        began, tasks = time.monotonic(), []
+        for number in range(int(rate * seconds)):
+            due = began + number / rate
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            tasks.append(asyncio.create_task(one(due)))
+        await asyncio.gather(*tasks)
+        await self.settle()
+        return walls
+
+
+async def rates(address: str, records: list[KeyRecord], seconds: float, rounds: int) -> Any:
+    found: dict[str, list[float]] = {"empty": [], "lookup": [], "whole": []}
+    async with grpc.aio.insecure_channel(_target(address)) as channel:
+        asking = Asking(channel, records)
+        for number in range(rounds + 1):
+            for what in found:
+                calls = await asking.rate(what, seconds if number else seconds / 4)
+                if number:  # the first round warms up
+                    found[what].append(calls)
+    return {what: statistics.median(values) for what, values in found.items()} | {"rounds": found}
+
+
+async def paced(
+    address: str, records: list[KeyRecord], seconds: float, rounds: int, rate: float
+) -> Any:
+    """Latencies with nothing else going on, and while another process uploads, in turns."""
+    walls: dict[str, list[float]] = {"idle": [], "busy": []}
+    uploaded = 0
+    async with grpc.aio.insecure_channel(_target(address)) as channel:
+        asking = Asking(channel, records)
+        await asking.paced(rate, seconds / 4)
+        for _ in range(rounds):
+            walls["idle"] += await asking.paced(rate, seconds)
+            command = [sys.executable, "-m", "coldstart.bench.load_client", "upload"]
+            uploader = await asyncio.create_subprocess_exec(
+                *command,
+                f"--address={address}",
+                f"--seconds={seconds}",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            assert uploader.stdout is not None and uploader.stdin is not None
+            await uploader.stdout.readline()  # it is connected and has its bytes
+            uploader.stdin.write(b"\n")
+            walls["busy"] += await asking.paced(rate, seconds)
+            uploaded += json.loads(await uploader.stdout.readline())["uploaded"]
+            await uploader.wait()
+    return {
+        **{f"{name}_p50": _percentile(values, 0.5) for name, values in walls.items()},
+        **{f"{name}_p99": _percentile(values, 0.99) for name, values in walls.items()},
+        "calls": len(walls["busy"]),
+        "uploaded_bytes": uploaded,
+    }
+
+
+def upload(client: CacheClient, seconds: float) -> int:
+    """Publish 50 MB artifacts one after the other. Says when it is ready and starts when it is told."""
+    raw = os.urandom(UPLOAD_BYTES)
+    print(flush=True)
+    sys.stdin.readline()
+    until, sent = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        publish(client, record_of(f"upload {uuid.uuid4().hex}"), raw, codec="raw")
+        sent += len(raw)
+    return sent
+
+
+def hit(client: CacheClient, rounds: int) -> Any:
+    """Seconds of a whole hit by path, and of its parts done plainly, in turns."""
+    pattern = random.Random(1).randbytes(HIT_BYTES // 4)
+    raw = pattern + bytes(HIT_BYTES // 2) + pattern  # a part of it compresses, as executables do
+    record = record_of(f"8 MB {uuid.uuid4().hex}")
+    made = publish(client, record, raw)
+    hello = client.hello()
+    root = Path(hello.volume.root)
+    proof = volume.proof(root, hello.volume.nonce_path)
+    walls: dict[str, list[float]] = {"hit": [], "plain": [], "call": []}
+    for _ in range(rounds + 1):
+        lookup_id = uuid.uuid4().hex
+        began = time.perf_counter()
+        reply = client.lookup(_question(record, lookup_id, proof=proof), PATIENCE_SECONDS)
+        path = volume.inside(root, reply.hit.path)
+        found = artifact.decode(artifact.open_file(path))
+        walls["hit"].append(time.perf_counter() - began)
+        client.finish(_end(lookup_id, record, Outcome.HIT, Reason.OK), PATIENCE_SECONDS)
+        began = time.perf_counter()
+        data = path.read_bytes()[len(made.header.prefix()) :]
+        if hashlib.sha256(data).hexdigest() != made.header.digest:
+            raise RuntimeError("the file isn't the artifact")
+        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=len(raw))
+        walls["plain"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        client.hello()
+        walls["call"].append(time.perf_counter() - began)
+        if not found == plain == raw:
+            raise RuntimeError("a hit gave other bytes")
+    medians = {name: statistics.median(values[1:]) for name, values in walls.items()}
+    return {**medians, "payload_bytes": made.header.payload_bytes, "raw_bytes": len(raw)}
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def _target(address: str) -> str:
+    return address.removeprefix("tcp://").replace("unix://", "unix:")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("rates", "paced", "upload", "hit"))
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=200.0)
+    given = parser.parse_args()
+    client = CacheClient(given.address, holder="bench load")
+    client.connect(PATIENCE_SECONDS)
+    found: Any
+    if given.what == "upload":
+        found = {"uploaded": upload(client, given.seconds)}
+    elif given.what == "hit":
+        found = hit(client, given.rounds)
+    else:
+        records = [record_of(f"program {number}") for number in range(PROGRAMS)]
+        for record in records:
+            publish(client, record, os.urandom(SMALL_BYTES))
+        if given.what == "rates":
+            found = asyncio.run(rates(given.address, records, given.seconds, given.rounds))
+        else:
+            found = asyncio.run(
+                paced(given.address, records, given.seconds, given.rounds, given.rate)
+            )
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
