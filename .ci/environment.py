@@ -25,7 +25,7 @@ NO_INTERPRETER = 3
 # name: folder, interpreter versions, stack (None: by the interpreter), extras
 ENVIRONMENTS = {
     "run": (".venv", ANY, None, "daemon,models"),
-    "dev": (".venv", ANY, None, "daemon,redis,tpu,models,dev"),
+    "dev": (".venv", ANY, None, "daemon,redis,gcs,tpu,models,dev"),
     "b": (".venv-b", ("3.12",), "b", "daemon,tpu,models,test"),
     "c": (".venv-c", ("3.12",), "c", "daemon,tpu,models,test"),
     "oldest": (".venv-oldest", ("3.11",), "oldest", "daemon,redis,models,test"),

@@ -11,6 +11,8 @@
       TierError              UNAVAILABLE           names the tier
         TierTimeout          DEADLINE_EXCEEDED     silence; never the same as "not found"
         TierFull             RESOURCE_EXHAUSTED    full now; a retry may help
+        TierNotReady         UNAVAILABLE           just started: nothing against the tier yet
+        BreakerOpen          UNAVAILABLE           failed so often that it isn't asked for a while
       LeaseLost              ABORTED               somebody else may compile this key now
       DaemonError            UNAVAILABLE           client side only: the daemon can't be used
         DaemonAbsent                               nothing listens at the address
@@ -92,6 +94,14 @@ class TierFull(TierError):
     """No room now; eviction or an operator may make some."""
 
     status = "RESOURCE_EXHAUSTED"
+
+
+class TierNotReady(TierError):
+    """Just started, and its credentials are not there yet. No breaker counts it."""
+
+
+class BreakerOpen(TierError):
+    """Not asked: it failed too often lately. It is tried again in the background."""
 
 
 class LeaseLost(ColdstartError):

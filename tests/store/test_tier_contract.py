@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from gcs_server import Cloud, cloud, gcs_process, gcs_tier  # noqa: F401
 
 from coldstart.artifact import Artifact, BytesPayload, FilePayload, verify
 from coldstart.errors import ArtifactCorrupt, InvalidRequest, TierError, TooLarge
@@ -52,9 +53,21 @@ MAKERS: dict[str, Callable[[Path], Tier]] = {
 }
 
 
-@pytest.fixture(params=MAKERS)
+# Those that need a server: its fixture, and the tier in it.
+IN_GCS: dict[str, Callable[[Cloud], Tier]] = {
+    "gcs": lambda cloud: gcs_tier(cloud, limit_bytes=LIMIT),
+    "memory over gcs": lambda cloud: ChainTier(
+        [MemoryTier(limit_bytes=LIMIT), gcs_tier(cloud, limit_bytes=LIMIT)], recorder=told
+    ),
+}
+
+
+@pytest.fixture(params=[*MAKERS, *IN_GCS])
 async def tier(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Tier]:
-    made = MAKERS[request.param](tmp_path / "store")
+    if request.param in IN_GCS:
+        made = IN_GCS[request.param](request.getfixturevalue("cloud"))
+    else:
+        made = MAKERS[request.param](tmp_path / "store")
     yield made
     await made.close()
 
