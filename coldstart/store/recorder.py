@@ -17,7 +17,12 @@ OPS = (
     "quarantine",
     "backfill",  # a hit copied into a faster tier (chain)
     "evict",  # an artifact gone for want of room
+    "retry",  # a second try of a call, over a new connection
+    "oom",  # a write that a full Redis refused
     "heal",  # an index entry without a sound artifact behind it, taken away
+    "retry",  # a call made once more; the outcome is what the one before came to
+    "breaker",  # opened, or closed again
+    "write-back",  # a put made later, as the tier couldn't take it at the time (chain)
 )
 OUTCOMES = (
     "ok",
@@ -30,6 +35,8 @@ OUTCOMES = (
     "too-large",
     "corrupt",
     "dropped",  # not tried: too much of it was under way
+    "open",  # not tried: the breaker is open; of a breaker: it opened
+    "closed",  # of a breaker
 )
 
 

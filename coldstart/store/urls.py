@@ -2,6 +2,7 @@
 
     disk:///var/cache/coldstart?cs.limit=20GiB&cs.write=false
     memory://?cs.limit=1GiB
+    redis://host:6379/0?cs.max_value=64MiB&cs.ttl=7d      redis_url.py has them all; rediss:// is the same over TLS
 
 Our options carry `cs.`; anything else in the query is a mistake and is named. The order of URLs is the order of
 tiers.
@@ -9,7 +10,8 @@ tiers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -20,12 +22,14 @@ from coldstart.store.chain import ChainTier, WritePolicy, innermost
 from coldstart.store.disk import DiskTier
 from coldstart.store.memory import MemoryTier
 from coldstart.store.recorder import Recorder, ignore
+from coldstart.store.redis_url import SCHEMES as REDIS_SCHEMES
+from coldstart.store.redis_url import RedisStore, open_redis, parse_redis
 from coldstart.store.tier import Tier
 from coldstart.store.url_options import Options
 from coldstart.store.wrap import Metered, ReadOnly
 
 OPTIONS = ("cs.limit", "cs.write")
-LATER = ("redis", "rediss", "gs")
+LATER = ("gs",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +49,15 @@ class MemoryStore:
     write: bool = True
 
 
-Store = DiskStore | MemoryStore
+Store = DiskStore | MemoryStore | RedisStore
 
 
 def parse_store(url: str) -> Store:
     """One store URL. Raises ConfigError, which names the part to fix."""
     try:
         parts = urlsplit(url)
+        if parts.scheme in REDIS_SCHEMES and not parts.fragment:
+            return parse_redis(url, parts)
     except ValueError as exc:
         raise ConfigError(
             f"store {url!r} is not a URL: {exc}; write for instance disk:///dir"
@@ -60,7 +66,7 @@ def parse_store(url: str) -> Store:
         raise ConfigError(
             f"store {url!r}: {parts.scheme}:// comes with a later release; now there are disk:// and memory://"
         )
-    if parts.scheme not in ("disk", "memory"):
+    if parts.scheme not in ("disk", "memory", *REDIS_SCHEMES):
         raise ConfigError(
             f"store {url!r}: unknown kind {parts.scheme or url!r}; write for instance disk:///dir or memory://"
         )
@@ -87,8 +93,9 @@ def open_store(
     *,
     recorder: Recorder = ignore,
     write_policy: WritePolicy = "best_effort",
+    environ: Mapping[str, str] = os.environ,
 ) -> Tier:
-    """One tier for all URLs, in their order; every tier metered.
+    """One tier for all URLs, in their order; every tier metered. Passwords come from `environ` or files.
 
     Raises:
         ConfigError: a URL that can't be used, or a folder that can't be made or read.
@@ -98,7 +105,7 @@ def open_store(
     for folder in folders:
         if folders.count(folder) > 1:
             raise ConfigError(f"store disk://{folder} is named twice; name it once")
-    tiers = [_open(store, recorder) for store in stores]
+    tiers = [_open(store, recorder, environ) for store in stores]
     if len(tiers) == 1:
         return tiers[0]
     return ChainTier(tiers, write_policy=write_policy, recorder=recorder)
@@ -110,7 +117,7 @@ def disk_of(tier: Tier) -> DiskTier | None:
     return found if isinstance(found, DiskTier) else None
 
 
-def _open(store: Store, recorder: Recorder) -> Tier:
+def _open(store: Store, recorder: Recorder, environ: Mapping[str, str]) -> Tier:
     tier: Tier
     if isinstance(store, DiskStore):
         try:
@@ -121,6 +128,8 @@ def _open(store: Store, recorder: Recorder) -> Tier:
                 disk.check_writable()
         except TierError as exc:
             raise ConfigError(f"store disk://{store.path}: {exc}") from exc
+    elif isinstance(store, RedisStore):
+        tier = open_redis(store, recorder, environ)
     else:
         tier = MemoryTier(limit_bytes=store.limit_bytes, recorder=recorder)
     return Metered(tier if store.write else ReadOnly(tier), recorder)

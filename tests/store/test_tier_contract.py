@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from gcs_server import Cloud, cloud, gcs_process, gcs_tier  # noqa: F401
+from redis_server import RedisServer, redis_tier, shared_redis  # noqa: F401
 
 from coldstart.artifact import Artifact, BytesPayload, FilePayload, verify
 from coldstart.errors import ArtifactCorrupt, InvalidRequest, TierError, TooLarge
@@ -55,17 +56,25 @@ MAKERS: dict[str, Callable[[Path], Tier]] = {
 
 # Those that need a server: its fixture, and the tier in it.
 IN_GCS: dict[str, Callable[[Cloud], Tier]] = {
-    "gcs": lambda cloud: gcs_tier(cloud, limit_bytes=LIMIT),
-    "memory over gcs": lambda cloud: ChainTier(
-        [MemoryTier(limit_bytes=LIMIT), gcs_tier(cloud, limit_bytes=LIMIT)], recorder=told
+    "gcs": lambda server: gcs_tier(server, limit_bytes=LIMIT),
+    "memory over gcs": lambda server: ChainTier(
+        [MemoryTier(limit_bytes=LIMIT), gcs_tier(server, limit_bytes=LIMIT)], recorder=told
+    ),
+}
+IN_REDIS: dict[str, Callable[[RedisServer], Tier]] = {
+    "redis": lambda server: redis_tier(server, recorder=told, max_value_bytes=LIMIT),
+    "memory over redis": lambda server: ChainTier(
+        [MemoryTier(limit_bytes=LIMIT), redis_tier(server, max_value_bytes=LIMIT)], recorder=told
     ),
 }
 
 
-@pytest.fixture(params=[*MAKERS, *IN_GCS])
+@pytest.fixture(params=[*MAKERS, *IN_GCS, *IN_REDIS])
 async def tier(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Tier]:
     if request.param in IN_GCS:
         made = IN_GCS[request.param](request.getfixturevalue("cloud"))
+    elif request.param in IN_REDIS:
+        made = IN_REDIS[request.param](request.getfixturevalue("shared_redis"))
     else:
         made = MAKERS[request.param](tmp_path / "store")
     yield made

@@ -41,8 +41,6 @@ def test_what_is_understood(url: str, store: object) -> None:
 @pytest.mark.parametrize(
     "url, words",
     [
-        ("redis://host:6379", "redis:// comes with a later release"),
-        ("rediss://host", "rediss:// comes with a later release"),
         ("gs://bucket/prefix", "gs:// comes with a later release"),
         ("s3://bucket", "unknown kind 's3'"),
         ("/var/cache", "unknown kind '/var/cache'; write for instance disk:///dir"),

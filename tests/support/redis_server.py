@@ -12,8 +12,10 @@ import signal
 import socket
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +105,23 @@ class RedisServer:
                 return one.recv(1) in (b"+", b"-")  # -NOAUTH is an answer
         except OSError:
             return False
+
+
+def redis_link(server: RedisServer, port: int = 0, **place: Any):
+    """A link to it, or to the proxy before it at `port`; a prefix of its own unless one is given."""
+    from coldstart.redis_link import RedisLink, RedisPlace
+
+    settings = {"prefix": f"t-{uuid.uuid4().hex[:8]}", "password": server.password} | place
+    return RedisLink(RedisPlace(port=port or server.port, **settings))
+
+
+def redis_tier(
+    server: RedisServer, port: int = 0, *, place: dict[str, Any] | None = None, **tier: Any
+):
+    """A tier on it, which nobody else shares."""
+    from coldstart.store.redis import RedisTier
+
+    return RedisTier(redis_link(server, port, **(place or {})), **tier)
 
 
 @pytest.fixture

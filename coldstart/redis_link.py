@@ -1,0 +1,423 @@
+"""RedisLink: one Redis, for whoever keeps something in it: connections, credentials, deadlines, and whether it is up.
+
+The one file that knows the client library. Every command ends within its deadline, as an answer or as one of:
+
+    TierTimeout   silence
+    TierFull      it has no room and may evict nothing
+    BreakerOpen   it was found down a moment ago: not asked again by callers, only in the background
+    TierError     anything else, in words
+
+A link that goes down is asked again by a task of its own until it answers; nobody has to restart anything. What
+connects reads the password anew, so a short-lived token in a file may be replaced at any time.
+`key()` puts everything about one artifact under one hash tag: scripts over several of its keys work on a cluster,
+whose nodes are followed when they say that a slot is elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coldstart.errors import BreakerOpen, ConfigError, TierError, TierFull, TierTimeout
+
+try:
+    from redis import exceptions as errors
+    from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.crc import key_slot
+    from redis.credentials import CredentialProvider
+except ImportError as exc:  # an environment without the extra
+    raise ConfigError(
+        f"redis:// stores need another package ({exc}); install it with: pip install 'coldstart[redis]'"
+    ) from exc
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MOST_CONNECTIONS = 64  # to one node; commands beyond wait for one, within their deadline
+FIRST_PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 2.0  # between two looks at a Redis that is down
+LISTEN_SECONDS = 5.0  # a subscription that is silent for so long is asked whether it lives
+SHOWN_SECONDS = 60.0  # a refused write is part of the state for so long
+MOST_MOVES = 3
+RETIRED_SECONDS = 30.0  # longer than any command lasts
+_MOVED = re.compile(r"MOVED (\d+) (\S*):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisPlace:
+    """Where a Redis is and how to get in."""
+
+    host: str = "127.0.0.1"
+    port: int = 6379
+    db: int = 0
+    username: str = ""
+    password: str = field(default="", repr=False)  # from the environment
+    password_file: Path | None = None  # wins; read at every connect
+    tls: bool = False
+    ca_file: Path | None = None  # None: the system's authorities
+    cert_file: Path | None = None  # of this client, where the server asks for one
+    key_file: Path | None = None
+    prefix: str = "coldstart"  # of every key and channel
+    connect_seconds: float = 1.0
+    reply_seconds: float = 2.0  # of a small command
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Lua, run by its hash."""
+
+    text: str
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+class RedisLink:
+    """One Redis. Nothing is opened before the first call. On one event loop."""
+
+    def __init__(
+        self,
+        place: RedisPlace,
+        *,
+        on_retry: Callable[[str], None] = lambda outcome: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_retry` is told how a second try of a command ended: ok or error."""
+        self.place = place
+        self.on_change: list[Callable[[str], None]] = []  # told `trouble` when it goes down or up
+        self._on_retry = on_retry
+        self._now = now
+        self._clients: dict[tuple[str, int], Redis] = {}
+        self._retired: set[Redis] = set()
+        self._turns = asyncio.Semaphore(MOST_CONNECTIONS)
+        self._home: dict[int, tuple[str, int]] = {}  # slot -> node, where it isn't ours
+        self._down: tuple[str, float] | None = None  # why and since when
+        self._refused: tuple[str, float] | None = None  # the last write that was refused, and when
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._probing = False
+        self._closed = False
+
+    @property
+    def up(self) -> bool:
+        """False while it is known not to answer."""
+        return self._down is None
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong, for people; "" where nothing is."""
+        if self._down is not None:
+            words, since = self._down
+            return f"down for {self._now() - since:.0f} s: {words}"
+        if self._refused is not None and self._now() - self._refused[1] < SHOWN_SECONDS:
+            return self._refused[0]
+        return ""
+
+    def key(self, key: str, part: str) -> str:
+        """The name of one part of what is kept about `key`; all its parts are in one slot."""
+        return f"{self.place.prefix}:1:{{{key}}}:{part}"
+
+    def channel(self, name: str) -> str:
+        return f"{self.place.prefix}:1:{name}"
+
+    def start(self) -> None:
+        """Look whether it is there, in the background. For a daemon that wants to say so before anybody asks."""
+        self._task(self._look())
+
+    async def call(self, *command: Any, seconds: float | None = None) -> Any:
+        """One command. Its reply as bytes, integers, None and lists of those."""
+        key = command[1] if len(command) > 1 and isinstance(command[1], str) else ""
+        return await self._run(
+            command[0], key, seconds, lambda client: client.execute_command(*command)
+        )
+
+    async def script(self, script: Script, keys: list[str], *arguments: Any) -> Any:
+        """A script over keys of one slot. It must bear being run twice: a lost reply is asked for again."""
+
+        async def run(client: Redis) -> Any:
+            try:
+                return await client.execute_command(
+                    "EVALSHA", script.sha, len(keys), *keys, *arguments
+                )
+            except errors.NoScriptError:
+                return await client.execute_command(
+                    "EVAL", script.text, len(keys), *keys, *arguments
+                )
+
+        return await self._run("EVAL", keys[0], None, run)
+
+    def listen(
+        self, channel: str, heard: Callable[[bytes], None], began: Callable[[], None]
+    ) -> None:
+        """Until `close`: `heard` for each message; `began` whenever messages may have been missed before."""
+        self._task(self._listen(channel, heard, began))
+
+    async def close(self) -> None:
+        """Idempotent."""
+        self._closed = True
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for client in (*self._clients.values(), *self._retired):
+            await _disconnect(client)
+        self._clients.clear()
+        self._retired.clear()
+
+    # --- one command ---------------------------------------------------------------------------
+
+    async def _run(
+        self,
+        what: str,
+        key: str,
+        seconds: float | None,
+        work: Callable[[Redis], Awaitable[T]],
+    ) -> T:
+        if self._closed:
+            raise TierError(f"redis: the link to {self.place} is closed")
+        if self._down is not None:
+            raise BreakerOpen(f"redis: {what} not tried, {self.place} is {self.trouble}")
+        limit = self.place.reply_seconds if seconds is None else seconds
+        try:
+            async with asyncio.timeout(limit), self._turns:
+                return await self._twice(key, work)
+        except (TimeoutError, errors.TimeoutError) as exc:
+            words = f"no answer within {limit:g} s"
+            self._fell(words)
+            raise TierTimeout(f"redis: {what} at {self.place}: {words}") from exc
+        except (errors.ConnectionError, OSError) as exc:
+            self._fell(_words(exc))
+            raise TierError(f"redis: {what} at {self.place}: {_words(exc)}") from exc
+        except errors.RedisError as exc:
+            raise self._translated(what, exc) from exc
+
+    async def _twice(self, key: str, work: Callable[[Redis], Awaitable[T]]) -> T:
+        """Once more where the connection broke: it may have been an old one, or its token."""
+        try:
+            return await self._routed(key, work)
+        except errors.TimeoutError:
+            raise
+        except (errors.ConnectionError, OSError):
+            self._renew()
+            try:
+                done = await self._routed(key, work)
+            except BaseException:
+                self._on_retry("error")
+                raise
+            self._on_retry("ok")
+            return done
+
+    async def _routed(self, key: str, work: Callable[[Redis], Awaitable[T]]) -> T:
+        """At the node that has `key`. What a cluster says about where slots are is remembered."""
+        slot = key_slot(key.encode()) if key and self._home else -1
+        node = self._home.get(slot, (self.place.host, self.place.port))
+        for _ in range(MOST_MOVES):
+            try:
+                return await work(self._client(node))
+            except errors.ResponseError as exc:
+                moved = _MOVED.match(str(exc))
+                if moved is None:
+                    raise
+                node = (moved[2] or node[0], int(moved[3]))
+                self._home[int(moved[1])] = node
+        raise TierError(f"redis: {self.place}: the cluster's slots move faster than we follow")
+
+    def _translated(self, what: str, exc: errors.RedisError) -> TierError:
+        words = _words(exc)
+        if type(exc).__name__ == "OutOfMemoryError" or "OOM command" in words:
+            self._refused = (
+                "full: it may evict nothing (noeviction) and refuses writes",
+                self._now(),
+            )
+            return TierFull(f"redis: {what} at {self.place}: no room: {words}")
+        if isinstance(exc, errors.ReadOnlyError) or "read only replica" in words:
+            self._refused = ("read-only: a replica, which refuses writes", self._now())
+        return TierError(f"redis: {what} at {self.place}: {words}")
+
+    def _client(self, node: tuple[str, int]) -> Redis:
+        if node not in self._clients:
+            self._clients[node] = _open(replace(self.place, host=node[0], port=node[1]))
+        return self._clients[node]
+
+    def _renew(self) -> None:
+        """From here on new connections only, with what the password file says now, by way of the first node."""
+        self._home.clear()
+        for client in self._clients.values():
+            self._retired.add(client)
+            self._task(self._retire(client))
+        self._clients.clear()
+
+    async def _retire(self, client: Redis) -> None:
+        await _disconnect(client, in_use=False)  # what still runs on it finds out by itself
+        await asyncio.sleep(RETIRED_SECONDS)
+        await _disconnect(client)
+        self._retired.discard(client)
+
+    # --- down and up again ---------------------------------------------------------------------
+
+    def _fell(self, words: str) -> None:
+        if self._down is None:
+            self._down = (words, self._now())
+            self._tell()
+        if not self._probing and not self._closed:
+            self._probing = True
+            self._task(self._probe())
+
+    async def _look(self) -> None:
+        with contextlib.suppress(TierError):
+            await self.call("PING")
+
+    async def _probe(self) -> None:
+        pause = FIRST_PROBE_SECONDS
+        try:
+            while True:
+                await asyncio.sleep(
+                    pause * random.uniform(0.7, 1.3)
+                )  # a fleet must not knock as one
+                pause = min(2 * pause, MOST_PROBE_SECONDS)
+                words = await self._knock()
+                if words and self._down is not None:
+                    self._down = (words, self._down[1])
+                    continue
+                self._down = None
+                self._renew()
+                self._tell()
+                return
+        finally:
+            self._probing = False
+
+    async def _knock(self) -> str:
+        """What is wrong with it now; "" if it answers."""
+        client = _open(self.place)
+        try:
+            async with asyncio.timeout(self.place.connect_seconds + self.place.reply_seconds):
+                await client.execute_command("PING")
+        except (errors.RedisError, OSError, TimeoutError) as exc:
+            return _words(exc)
+        finally:
+            await _disconnect(client)
+        return ""
+
+    def _tell(self) -> None:
+        words = "" if self._down is None else self._down[0]
+        for tell in self.on_change:
+            tell(words)
+
+    # --- messages ------------------------------------------------------------------------------
+
+    async def _listen(
+        self, channel: str, heard: Callable[[bytes], None], began: Callable[[], None]
+    ) -> None:
+        pause = FIRST_PROBE_SECONDS
+        while True:
+            try:
+                await self._hear(channel, heard, began)
+            except (errors.RedisError, OSError, TimeoutError) as exc:
+                log.debug("redis: subscription to %s: %s", channel, _words(exc))
+            await asyncio.sleep(pause * random.uniform(0.7, 1.3))
+            pause = FIRST_PROBE_SECONDS if self.up else min(2 * pause, MOST_PROBE_SECONDS)
+
+    async def _hear(
+        self, channel: str, heard: Callable[[bytes], None], began: Callable[[], None]
+    ) -> None:
+        """Messages until the connection breaks or is silent."""
+        client = _open(self.place)
+        listener = client.pubsub(ignore_subscribe_messages=True)
+        try:
+            async with asyncio.timeout(self.place.connect_seconds + self.place.reply_seconds):
+                await listener.subscribe(channel)
+            began()
+            asked = False
+            while True:
+                message = await listener.get_message(timeout=LISTEN_SECONDS)
+                if message is not None:
+                    asked = False
+                    if message["type"] == "message":
+                        heard(message["data"])
+                elif asked:
+                    return  # silent although it was asked
+                else:
+                    asked = True
+                    await listener.ping()
+        finally:
+            with contextlib.suppress(errors.RedisError, OSError):
+                await listener.reset()
+            await _disconnect(client)
+
+    def _task(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Credentials(CredentialProvider):
+    """Asked at every connect."""
+
+    def __init__(self, place: RedisPlace) -> None:
+        self._place = place
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        place = self._place
+        password = place.password
+        if place.password_file is not None:
+            try:
+                password = place.password_file.read_text().strip()
+            except (OSError, UnicodeDecodeError) as exc:
+                raise errors.AuthenticationError(
+                    f"cs.password_file={place.password_file} can't be read: {exc}"
+                ) from exc
+        return (place.username, password) if place.username else (password,)
+
+
+def _open(place: RedisPlace) -> Redis:
+    """A client whose every detail is said: defaults differ between releases of the library."""
+    options: dict[str, Any] = {
+        "host": place.host,
+        "port": place.port,
+        "db": place.db,
+        "socket_connect_timeout": place.connect_seconds,
+        "socket_timeout": None,  # every call has a deadline of ours
+        "socket_keepalive": True,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "max_connections": 2
+        * MOST_CONNECTIONS,  # more than there are turns: nobody is ever refused one
+        "connection_class": SSLConnection if place.tls else Connection,
+    }
+    if place.password or place.password_file is not None:
+        options["credential_provider"] = _Credentials(place)
+    if place.tls:
+        options |= {
+            "ssl_cert_reqs": "required",
+            "ssl_check_hostname": True,
+            "ssl_ca_certs": _text(place.ca_file),
+            "ssl_certfile": _text(place.cert_file),
+            "ssl_keyfile": _text(place.key_file),
+        }
+    return Redis(connection_pool=ConnectionPool(**options))
+
+
+async def _disconnect(client: Redis, *, in_use: bool = True) -> None:
+    with contextlib.suppress(errors.RedisError, OSError):
+        await client.connection_pool.disconnect(inuse_connections=in_use)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _words(exc: BaseException) -> str:
+    return str(exc) or type(exc).__name__
