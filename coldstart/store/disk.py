@@ -36,6 +36,7 @@ from coldstart.errors import (
 from coldstart.identity.key import SCHEME, KeyRecord
 from coldstart.store.disk_index import DiskIndex, Entry
 from coldstart.store.disk_layout import Layout, flocked, translated, unlink
+from coldstart.store.disk_recent import Recent
 from coldstart.store.disk_room import Room
 from coldstart.store.disk_space import Usage
 from coldstart.store.disk_sweep import Swept, sweep
@@ -78,6 +79,7 @@ class DiskTier:
         self._layout = Layout(root)
         self._temps = TempFolder(self._layout.tmp)
         self._index = DiskIndex(self._layout, self._temps)
+        self._recent = Recent(self._layout.key_folder)
         self._pins = Pins(monotonic)
         self._room = Room(
             self._layout, self._temps, self._index, self._pins, limit_bytes, recorder, self.name
@@ -106,10 +108,13 @@ class DiskTier:
         return True
 
     async def find(self, key: str) -> tuple[Header, ...]:
-        return await self._read(self._find, check_key(key))
+        headers = self._recent.headers(check_key(key)) if not self._closed else None
+        return headers if headers is not None else await self._read(self._find, key)
 
     async def get(self, key: str, digest: str) -> Artifact | None:
-        return await self._read(self._get, check_key(key), check_digest(digest))
+        check_key(key), check_digest(digest)
+        found = self._recent.artifact(key, digest, self._stamp) if not self._closed else None
+        return found if found is not None else await self._read(self._get, key, digest)
 
     async def put(self, artifact: Artifact, record: KeyRecord | None) -> Header:
         check_new(artifact.header, artifact.payload.size_bytes)
@@ -155,7 +160,8 @@ class DiskTier:
         folder = self._layout.objects / check_digest(digest)[:2]
         if key:
             with translated("lookup", folder):
-                for entry in self._index.entries(check_key(key))[0]:
+                entries = self._recent.entries(check_key(key)) or self._index.entries(key)[0]
+                for entry in entries:
                     if entry.header.digest == digest:
                         return str(entry.object.relative_to(self.root))
             return ""
@@ -271,7 +277,9 @@ class DiskTier:
         return tuple(entry.header for entry in self._sound(key))
 
     def _sound(self, key: str) -> list[Entry]:
+        before = self._recent.before(key)
         sound, unsound = self._index.entries(key)
+        self._recent.remember(key, None if unsound else before, sound)
         for name in unsound:
             if self._index.heal(key, name):
                 self._recorder(self.name, "heal", "ok", 0.0)
@@ -294,6 +302,7 @@ class DiskTier:
             if found.header != entry.header:
                 raise self._bad(key, digest, "the file's header is not the index's", "corrupt")
             self._touch(entry.object)
+            self._recent.opened(key, entry.object)
             return found
         return None
 
@@ -378,6 +387,7 @@ class DiskTier:
     def _remove(self, key: str, digest: str, reason: str) -> bool:
         """Delete, or with a reason keep aside."""
         removed = False
+        self._recent.forget(key)
         with flocked(self._layout.lock(key)):
             for entry in self._index.entries(key)[0]:
                 if entry.header.digest == digest:

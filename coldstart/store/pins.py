@@ -6,8 +6,10 @@ no file and asks for the bytes once more, as a stream.
 
 from __future__ import annotations
 
+import heapq
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,20 +20,26 @@ class Pins:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._lock = threading.Lock()  # taken after a key's flock, never before
-        self._expiry: dict[str, tuple[str, float]] = {}  # token -> digest, when it ends
+        self._pinned: dict[str, str] = {}  # token -> digest
+        self._held_by: Counter[str] = Counter()  # digest -> tokens
+        self._ends: list[
+            tuple[float, str]
+        ] = []  # a heap; tokens that were unpinned stay until their time
 
     def pin(self, digest: str, seconds: float) -> str:
         with self._lock:
             self._drop_expired()
             token = secrets.token_hex(16)
-            self._expiry[token] = (digest, self._now() + seconds)
+            self._pinned[token] = digest
+            self._held_by[digest] += 1
+            heapq.heappush(self._ends, (self._now() + seconds, token))
             return token
 
     def unpin(self, token: str) -> bool:
         """True if the pin still held."""
         with self._lock:
             self._drop_expired()
-            return self._expiry.pop(token, None) is not None
+            return self._drop(token)
 
     def held(self, digest: str) -> bool:
         with self._lock:
@@ -45,9 +53,18 @@ class Pins:
 
     def _held(self, digest: str) -> bool:
         self._drop_expired()
-        return any(pinned == digest for pinned, _ in self._expiry.values())
+        return self._held_by[digest] > 0
 
     def _drop_expired(self) -> None:
         now = self._now()
-        for token in [t for t, (_, ends) in self._expiry.items() if ends <= now]:
-            del self._expiry[token]
+        while self._ends and self._ends[0][0] <= now:
+            self._drop(heapq.heappop(self._ends)[1])
+
+    def _drop(self, token: str) -> bool:
+        digest = self._pinned.pop(token, None)
+        if digest is None:
+            return False
+        self._held_by[digest] -= 1
+        if not self._held_by[digest]:
+            del self._held_by[digest]
+        return True
