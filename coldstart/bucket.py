@@ -15,6 +15,7 @@ Retried with jitter: 403, 408, 429, 5xx, connections that break, bodies that arr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import io
 import logging
@@ -50,6 +51,7 @@ EMULATOR = "STORAGE_EMULATOR_HOST"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 RETRIED = frozenset({403, 408, 429, 500, 502, 503, 504})
 QUOTA_WORDS = ("ratelimit", "rate limit", "quota", "exceeded")
+_RETRY_WORDS = {TierTimeout: "timeout", TierFull: "full"}
 SLOWEST_BYTES_PER_SECOND = 1 << 20  # an upload that is slower has stopped
 
 
@@ -121,7 +123,7 @@ class Bucket:
     ) -> None:
         """`endpoint` is for servers of one's own; STORAGE_EMULATOR_HOST names one as well.
 
-        `on_retry` is told error, full or timeout before each further try, from the pool's threads.
+        `on_retry` is told error, full or timeout before each further try, on the event loop.
         """
         self.name = name
         self.patience = patience or Patience()
@@ -278,7 +280,7 @@ class Bucket:
         tries = patience.write_tries if write else patience.read_tries
         deadline = _Deadline(seconds or patience.call_seconds, patience.idle_seconds)
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._pool, self._try, call, deadline, tries)
+        work = loop.run_in_executor(self._pool, self._try, call, deadline, tries, loop)
         try:
             async with asyncio.timeout(
                 deadline.seconds * 1.05
@@ -293,7 +295,13 @@ class Bucket:
         finally:
             deadline.stop()
 
-    def _try(self, call: Callable[[_Deadline], T], deadline: _Deadline, tries: int) -> T | None:
+    def _try(
+        self,
+        call: Callable[[_Deadline], T],
+        deadline: _Deadline,
+        tries: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> T | None:
         """In the pool: until it works, can't, or has taken too long."""
         for further in range(tries - 1, -1, -1):
             try:
@@ -307,13 +315,9 @@ class Bucket:
                 trouble = self._trouble(exc)
                 if not further or not _worth_another(exc):
                     raise trouble from exc
-            self._on_retry(
-                "timeout"
-                if isinstance(trouble, TierTimeout)
-                else "full"
-                if isinstance(trouble, TierFull)
-                else "error"
-            )
+            word = _RETRY_WORDS.get(type(trouble), "error")
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(self._on_retry, word)
             doubled = self.patience.backoff_seconds * 2 ** (tries - 1 - further)
             deadline.pause(min(5.0, doubled) * random.uniform(0.5, 1.5))
         raise AssertionError("every last try returns or raises")

@@ -16,6 +16,7 @@ from coldstart.artifact import Header
 from coldstart.config import DaemonConfig
 from coldstart.errors import (
     ArtifactCorrupt,
+    BreakerOpen,
     ColdstartError,
     InvalidRequest,
     LeaseLost,
@@ -199,4 +200,6 @@ def reason_of(error: ColdstartError) -> Reason:
         return Reason.TOO_LARGE
     if isinstance(error, TierFull):
         return Reason.QUOTA
+    if isinstance(error, BreakerOpen):
+        return Reason.BREAKER_OPEN
     return Reason.DEADLINE if isinstance(error, TierTimeout) else Reason.TIER_DOWN

@@ -10,6 +10,8 @@
       first         the first writable must; the others are left alone
       all           every writable must
 
+  Tiers named in `required` must under every policy. What another could not take is put later (write_back.py).
+- The lowest tier decides (I2): where it turns out to have another digest by then, ours is taken back from those above.
 - A bad copy is quarantined in the first tier that has it, which is the one that was served; the next tier's copy
   then answers. Where that tier can't be written, its copy is barred in memory instead.
 """
@@ -18,13 +20,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Literal, TypeVar
 
 from coldstart.artifact import Artifact, FilePayload, Header
 from coldstart.errors import (
     ArtifactCorrupt,
     ArtifactError,
+    BreakerOpen,
     ConfigError,
     TierError,
     TierTimeout,
@@ -35,6 +38,7 @@ from coldstart.store.backfill import BackFill
 from coldstart.store.recorder import Recorder, ignore
 from coldstart.store.tier import Tier
 from coldstart.store.wrap import outcome_of
+from coldstart.store.write_back import FIRST_SECONDS, WriteBack
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +62,11 @@ class ChainTier:
         tiers: Sequence[Tier],
         *,
         write_policy: WritePolicy = "best_effort",
+        required: Collection[str] = (),
         recorder: Recorder = ignore,
+        write_back_seconds: float = FIRST_SECONDS,
     ) -> None:
+        """`required`: names of tiers. `write_back_seconds`: until the first late put; the pause doubles."""
         if not tiers:
             raise ConfigError(
                 "a chain needs at least one store; for instance --store disk:///var/cache/coldstart"
@@ -70,8 +77,12 @@ class ChainTier:
             )
         self.tiers = tuple(tiers)
         self._write_policy = write_policy
+        self._required = frozenset(required)
         self._recorder = recorder
         self._backfill = BackFill(recorder, self._found_bad)
+        self._later = WriteBack(
+            recorder, self._still_above, self._take_back, first_seconds=write_back_seconds
+        )
         self._barred: OrderedDict[tuple[int, str, str], None] = OrderedDict()  # tier, key, digest
 
     @property
@@ -117,32 +128,25 @@ class ChainTier:
         known = await self._known(mine)
         if known is not None and known.digest != mine.digest:
             return known
-        winner = mine
         stored = False
         for tier in writable[:1] if self._write_policy == "first" else writable:
-            must = not stored or self._write_policy == "all"
+            must = not stored or self._write_policy == "all" or tier.name in self._required
             try:
                 header = await tier.put(artifact, record)
             except _FAILURES as exc:
                 if must:
                     raise
                 self._failed(tier, "put", exc)
+                if isinstance(exc, TierError):
+                    self._later.add(tier, mine)
                 continue
-            if not stored:
-                stored, winner = True, header
-                if header.digest != mine.digest:
-                    return header  # somebody was first: our bytes go nowhere
-            elif header.digest != winner.digest:
-                log.warning(
-                    "chain: %s has %s for %s, not %s; the first tier's answer stands",
-                    tier.name,
-                    header.digest[:12],
-                    mine.key,
-                    winner.digest[:12],
-                )
-                self._recorder(tier.name, "put", "adopted", 0.0)
+            if header.digest != mine.digest:  # somebody was first
+                if stored:
+                    await self._take_back(tier, mine, header)
+                return header
+            stored = True
             artifact = await self._still_there(tier, artifact)
-        return winner
+        return mine
 
     async def record(self, key: str) -> KeyRecord | None:
         failures: list[Exception] = []
@@ -185,8 +189,14 @@ class ChainTier:
         """Until what is being back-filled has been."""
         await self._backfill.settle()
 
+    @property
+    def late_puts(self) -> int:
+        """Puts that a tier has still to be given."""
+        return len(self._later)
+
     async def close(self) -> None:
         """Every tier is closed, whatever the others say; then the first trouble is raised."""
+        await self._later.close()
         await self._backfill.close()
         failures: list[Exception] = []
         for tier in self.tiers:
@@ -236,6 +246,34 @@ class ChainTier:
         stored = await self._ask(tier, "get", tier.get(header.key, header.digest), [])
         return stored or artifact
 
+    async def _still_above(
+        self, below: Tier, header: Header
+    ) -> tuple[Artifact, KeyRecord | None] | None:
+        """The artifact and its record, from a tier above that one."""
+        failures: list[Exception] = []
+        for tier in self.tiers[: self.tiers.index(below)]:
+            got = await self._ask(tier, "get", tier.get(header.key, header.digest), failures)
+            if got is not None:
+                return got, await self._ask(tier, "record", tier.record(header.key), failures)
+        return None
+
+    async def _take_back(self, decides: Tier, mine: Header, theirs: Header) -> None:
+        """One digest for a key: what `decides` has replaces what the tiers above took meanwhile."""
+        log.warning(
+            "chain: %s has %s for %s, not %s, which is taken back",
+            decides.name,
+            theirs.digest[:12],
+            mine.key,
+            mine.digest[:12],
+        )
+        above = [t for t in self.tiers[: self.tiers.index(decides)] if t.writable]
+        for tier in above:
+            if await self._ask(tier, "delete", tier.delete(mine.key, mine.digest), []):
+                self._recorder(tier.name, "put", "adopted", 0.0)
+        artifact = await self._ask(decides, "get", decides.get(theirs.key, theirs.digest), [])
+        if artifact is not None and above:
+            self._backfill.start(artifact, decides, above)
+
     async def _put_aside(self, tier: Tier, key: str, digest: str, reason: str) -> bool:
         try:
             return await tier.quarantine(key, digest, reason)
@@ -269,8 +307,10 @@ def _raise_unknown(op: str, failures: list[Exception]) -> None:
         failures[0], ArtifactCorrupt
     ):  # certain: there was one, and it was bad
         raise ArtifactCorrupt(f"chain: {op}: {words}", reason=failures[0].reason) from failures[0]
-    kind = TierTimeout if all(isinstance(f, TierTimeout) for f in failures) else TierError
-    raise kind(f"chain: {op}: {words}") from failures[0]
+    alike = [
+        kind for kind in (TierTimeout, BreakerOpen) if all(isinstance(f, kind) for f in failures)
+    ]
+    raise (alike[0] if alike else TierError)(f"chain: {op}: {words}") from failures[0]
 
 
 def innermost(tier: Tier, wanted: Callable[[Tier], bool]) -> Tier | None:

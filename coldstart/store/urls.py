@@ -3,6 +3,7 @@
     disk:///var/cache/coldstart?cs.limit=20GiB&cs.write=false
     memory://?cs.limit=1GiB
     redis://host:6379/0?cs.max_value=64MiB&cs.ttl=7d      redis_url.py has them all; rediss:// is the same over TLS
+    gs://bucket/prefix?cs.write=false                       gcs_url.py has them all
 
 Our options carry `cs.`; anything else in the query is a mistake and is named. The order of URLs is the order of
 tiers.
@@ -20,6 +21,8 @@ from coldstart.errors import ConfigError, TierError
 from coldstart.store import disk, memory
 from coldstart.store.chain import ChainTier, WritePolicy, innermost
 from coldstart.store.disk import DiskTier
+from coldstart.store.gcs_url import SCHEME as GCS_SCHEME
+from coldstart.store.gcs_url import GcsStore, open_gcs, parse_gcs
 from coldstart.store.memory import MemoryTier
 from coldstart.store.recorder import Recorder, ignore
 from coldstart.store.redis_url import SCHEMES as REDIS_SCHEMES
@@ -29,7 +32,6 @@ from coldstart.store.url_options import Options
 from coldstart.store.wrap import Metered, ReadOnly
 
 OPTIONS = ("cs.limit", "cs.write")
-LATER = ("gs",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class MemoryStore:
     write: bool = True
 
 
-Store = DiskStore | MemoryStore | RedisStore
+Store = DiskStore | MemoryStore | RedisStore | GcsStore
 
 
 def parse_store(url: str) -> Store:
@@ -62,11 +64,7 @@ def parse_store(url: str) -> Store:
         raise ConfigError(
             f"store {url!r} is not a URL: {exc}; write for instance disk:///dir"
         ) from exc
-    if parts.scheme in LATER:
-        raise ConfigError(
-            f"store {url!r}: {parts.scheme}:// comes with a later release; now there are disk:// and memory://"
-        )
-    if parts.scheme not in ("disk", "memory", *REDIS_SCHEMES):
+    if parts.scheme not in ("disk", "memory", GCS_SCHEME, *REDIS_SCHEMES):
         raise ConfigError(
             f"store {url!r}: unknown kind {parts.scheme or url!r}; write for instance disk:///dir or memory://"
         )
@@ -74,6 +72,8 @@ def parse_store(url: str) -> Store:
         raise ConfigError(
             f"store {url!r}: '#' begins a fragment, which means nothing here; write %23"
         )
+    if parts.scheme == GCS_SCHEME:
+        return parse_gcs(url, parts)
     options = Options(url, parts.query, known=OPTIONS)
     limit_bytes = options.size("cs.limit", 0, example="20GiB")
     write = options.flag("cs.write", True)
@@ -108,13 +108,18 @@ def open_store(
     tiers = [_open(store, recorder, environ) for store in stores]
     if len(tiers) == 1:
         return tiers[0]
-    return ChainTier(tiers, write_policy=write_policy, recorder=recorder)
+    required = {tier.name for tier, store in zip(tiers, stores, strict=True) if _required(store)}
+    return ChainTier(tiers, write_policy=write_policy, required=required, recorder=recorder)
 
 
 def disk_of(tier: Tier) -> DiskTier | None:
     """The first disk tier inside, for handing files over by path; None where there is none."""
     found = innermost(tier, lambda inner: isinstance(inner, DiskTier))
     return found if isinstance(found, DiskTier) else None
+
+
+def _required(store: Store) -> bool:
+    return isinstance(store, GcsStore) and store.required
 
 
 def _open(store: Store, recorder: Recorder, environ: Mapping[str, str]) -> Tier:
@@ -128,6 +133,8 @@ def _open(store: Store, recorder: Recorder, environ: Mapping[str, str]) -> Tier:
                 disk.check_writable()
         except TierError as exc:
             raise ConfigError(f"store disk://{store.path}: {exc}") from exc
+    elif isinstance(store, GcsStore):
+        tier = open_gcs(store, recorder)
     elif isinstance(store, RedisStore):
         tier = open_redis(store, recorder, environ)
     else:

@@ -18,6 +18,7 @@ from typing import TypeVar
 from coldstart.artifact import Artifact, Header
 from coldstart.errors import (
     ArtifactCorrupt,
+    BreakerOpen,
     ColdstartError,
     TierError,
     TierFull,
@@ -35,6 +36,8 @@ def outcome_of(error: BaseException) -> str:
     """The recorder's word for a failure."""
     if isinstance(error, TierTimeout):
         return "timeout"
+    if isinstance(error, BreakerOpen):
+        return "open"
     if isinstance(error, TierFull):
         return "full"
     if isinstance(error, TooLarge):

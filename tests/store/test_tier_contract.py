@@ -13,6 +13,7 @@ from redis_server import RedisServer, redis_tier, shared_redis  # noqa: F401
 
 from coldstart.artifact import Artifact, BytesPayload, FilePayload, verify
 from coldstart.errors import ArtifactCorrupt, InvalidRequest, TierError, TooLarge
+from coldstart.store.breaker import Breaker
 from coldstart.store.chain import ChainTier
 from coldstart.store.disk import DiskTier
 from coldstart.store.memory import MemoryTier
@@ -35,6 +36,7 @@ MAKERS: dict[str, Callable[[Path], Tier]] = {
         MemoryTier(limit_bytes=LIMIT), read_seconds=30, write_seconds=30
     ),
     "failing at nothing": lambda root: Failing(MemoryTier(limit_bytes=LIMIT), None, ()),
+    "breaker": lambda root: Breaker(MemoryTier(limit_bytes=LIMIT), recorder=told),
     "chain of one": lambda root: ChainTier([MemoryTier(limit_bytes=LIMIT)], recorder=told),
     "memory over disk": lambda root: ChainTier(
         [MemoryTier(limit_bytes=LIMIT), DiskTier(root, limit_bytes=LIMIT)], recorder=told

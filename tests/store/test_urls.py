@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from coldstart.artifact import Artifact
 from coldstart.errors import ConfigError, TierError
+from coldstart.store.gcs_url import GcsStore
 from coldstart.store.memory import MemoryTier
 from coldstart.store.url_options import parse_seconds, parse_size
 from coldstart.store.urls import (
@@ -29,6 +30,12 @@ from coldstart.store.urls import (
         ("disk:///a/b%20c%23d", DiskStore(Path("/a/b c#d"))),
         ("disk:///d?cs.limit=20GiB", DiskStore(Path("/d"), limit_bytes=20 << 30)),
         ("disk:///d?cs.write=false&cs.limit=5", DiskStore(Path("/d"), 5, write=False)),
+        ("gs://bucket", GcsStore("bucket")),
+        ("gs://bucket/a/b/?cs.write=false", GcsStore("bucket", "a/b", write=False)),
+        (
+            "gs://b.x-1_y/a%3Db?cs.limit=1GiB&cs.timeout=500ms&cs.required=true",
+            GcsStore("b.x-1_y", "a=b", 1 << 30, 0.5, required=True),
+        ),
         ("memory://", MemoryStore()),
         ("memory:", MemoryStore()),
         ("memory://?cs.limit=1.5MiB&cs.write=true", MemoryStore(limit_bytes=3 << 19)),
@@ -41,7 +48,14 @@ def test_what_is_understood(url: str, store: object) -> None:
 @pytest.mark.parametrize(
     "url, words",
     [
-        ("gs://bucket/prefix", "gs:// comes with a later release"),
+        ("gs://", "'' names no bucket; write for instance gs://team-cache"),
+        ("gs://Bucket", "'Bucket' names no bucket"),
+        ("gs://me@bucket", "names no bucket"),
+        ("gs://bucket/a/../%5Cb", "can't be a prefix"),
+        ("gs://bucket/a//b", "can't be a prefix"),
+        ("gs://bucket?cs.ttl=7d", "unknown option 'cs.ttl'; known here: cs.limit, cs.timeout"),
+        ("gs://bucket?cs.required=true&cs.write=false", "drop one"),
+        ("gs://bucket#x", "'#' begins a fragment"),
         ("s3://bucket", "unknown kind 's3'"),
         ("/var/cache", "unknown kind '/var/cache'; write for instance disk:///dir"),
         ("", "unknown kind ''"),
