@@ -85,7 +85,20 @@ def descriptor_from_bytes(data: bytes, limits: Limits = LIMITS) -> GraphDescript
         message = descriptor_pb2.GraphDescriptor.FromString(data)
     except DecodeError as exc:
         raise InvalidDescriptor("it can't be parsed as a GraphDescriptor") from exc
+    if message.final:
+        _all_known(message)
     return descriptor_from_pb(message, limits)
+
+
+def _all_known(message: descriptor_pb2.GraphDescriptor) -> None:
+    """A final descriptor is the program: what isn't understood can't be left out, and it isn't kept either."""
+    before = message.ByteSize()
+    message.DiscardUnknownFields()
+    unknown = before - message.ByteSize()
+    if unknown:
+        raise InvalidDescriptor(
+            f"{unknown} bytes of it are fields that aren't known here; leave them out, or update the daemon"
+        )
 
 
 def descriptor_from_pb(

@@ -8,7 +8,8 @@ by `or`; a call graph of depth 50 costs 50 passes, not 2^50 (H16).
 
 Demands, beside outputs: any op that is not on the list of pure ones (ops.py); the condition of every loop, since
 whether a program ends is part of what it does; a branch's index where a branch holds an effect; whatever a public
-function or one named by an attribute returns.
+function or one named by an attribute returns. What ends a region without being a terminator by name hands out its
+operands and its own results: which of them is meant, only its emitter knows. Whatever stands in no function is live.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ class Liveness:
         """True where none of these values matters, whoever calls the function they stand in."""
         return not self.value_live[values.start : values.stop].any()
 
+    def idle(self, d: GraphDescriptor, node: int) -> bool:
+        """True where a node does nothing but make results, and none matters: what a rule may edit."""
+        return self.kinds[node] is Kind.PURE and self.dead(d.results_of(node))
+
 
 def analyse(d: GraphDescriptor) -> Liveness:
     """Liveness of a whole descriptor. Raises InvalidDescriptor where calls form a cycle."""
@@ -92,22 +97,27 @@ class _Analysis:
         self.bits = [0] * len(self.functions)  # result bits of a function; 0: joined
         self.summary: list[list[int]] = [[] for _ in self.functions]  # argument -> mask
         self.has_effect = [False] * len(self.functions)
+        # Functions that do more than their nodes say, or have none: outside code.
+        self.opaque = [
+            d.node_effect[node] == Effect.EFFECT or self.terminator[self.first_region[node]] < 0
+            for node in self.functions
+        ]
 
     def run(self) -> Liveness:
         order, calls_of = self._callees_first()
         for function in order:
             self._summarise(function)
         context = self._contexts(order, calls_of)
-        value_live = np.zeros(self.d.values, dtype=np.bool_)
-        node_live = np.zeros(self.d.nodes, dtype=np.bool_)
+        value_live = np.ones(self.d.values, dtype=np.bool_)
+        node_live = np.ones(self.d.nodes, dtype=np.bool_)
         for function, node in enumerate(self.functions):
             live, end = context[function], self.subtree_end[node]
             for n in range(node, end):
                 first, count = self.first_result[n], self.results[n]
                 alive = self.mask[n] & live != 0
                 for v in range(first, first + count):
-                    if self.need[v] & live:
-                        value_live[v] = alive = True
+                    value_live[v] = self.need[v] & live != 0
+                    alive = alive or bool(value_live[v])
                 node_live[n] = alive
         for region, owner in enumerate(self.region_owner):
             function = self.d.function_of(owner) if owner else -1
@@ -207,7 +217,7 @@ class _Analysis:
         context[d.entry] = everything
         for function in np.flatnonzero(d.function_public).tolist():
             context[function] = everything
-        for function in d.reference_function.tolist():
+        for function in (*d.reference_function.tolist(), *np.flatnonzero(self.opaque).tolist()):
             context[function] = everything
         for function in reversed(callees_first):
             live = context[function]
@@ -240,7 +250,7 @@ class _Analysis:
             else []
         )
         roots = self._roots(node, end)
-        self.has_effect[function] = bool(roots)
+        self.has_effect[function] = bool(roots) or self.opaque[function]
         one_demand = function == self.d.entry or len(returned) > MAX_RESULT_BITS
         self.bits[function] = 0 if one_demand else len(returned)
         edges = self.start[end] - self.start[node] + end - node
@@ -300,10 +310,25 @@ class _Analysis:
                 mask[n] |= demand
                 nodes.append(n)
 
+        def to_end(region: int, demand: int) -> None:
+            n = terminator[region]
+            if n >= 0:
+                to_node(n, demand)
+                if kinds[n] is not Kind.TERMINATOR:
+                    for v in range(self.first_result[n], self.first_result[n] + self.results[n]):
+                        to_value(v, demand)
+
+        body = self.first_region[node]
+        if self.opaque[function]:
+            first = self.region_first_argument[body]
+            for v in range(first, first + self.region_arguments[body]):
+                to_value(v, _EFFECT)
+        if terminator[body] >= 0 and kinds[terminator[body]] is not Kind.TERMINATOR:
+            to_end(body, _EFFECT)
         for n in roots:
             kind = kinds[n]
             if kind is Kind.WHILE:
-                to_node(terminator[self.first_region[n]], _EFFECT)
+                to_end(self.first_region[n], _EFFECT)
             elif kind is Kind.BRANCH:
                 to_value(operands[start[n]], _EFFECT)
             elif kind is Kind.CALL:
@@ -329,8 +354,7 @@ class _Analysis:
                         need[v] |= demand
                         values.append(v)
                 for r in self.regions.get(n, ()):
-                    if terminator[r] >= 0:
-                        to_node(terminator[r], demand)
+                    to_end(r, demand)
                 steps += 1 + start[n + 1] - start[n]
                 continue
             v = values.pop()
@@ -352,7 +376,7 @@ class _Analysis:
             k = v - self.first_result[n]
             if kind is Kind.WHILE:
                 self._carry(n, k, demand, to_value)
-                to_node(terminator[self.first_region[n]], demand)
+                to_end(self.first_region[n], demand)
             elif kind is Kind.BRANCH:
                 to_value(operands[start[n]], demand)
                 for r in self.regions[n]:

@@ -37,7 +37,7 @@ def test_what_was_stripped_and_why(coldstart, told) -> None:
     text = " ".join(done.stdout.split())
     assert "two raw programs of this key differ in 1 fact; rules strip 1 of them" in text
     assert "left buffer q, offset 64, sizes (4, 8), strides (8, 1)" in text
-    assert "name attention program final:unread-fragment-offset@1" in text
+    assert "name attention program final:unread-fragment-offset@2" in text
     assert "(final descriptor of views: 4 ops, 1 rewritten)" in text
     assert "fragment.offset: 32 -> 0 used by op 0: views.attend never reads operand 0" in text
     assert "kernel views.attend (@main op 0) operand 0 unread attend says so" in text

@@ -18,7 +18,7 @@ from coldstart.identity.rewrite import Rewrite, Rule
 from coldstart.identity.rules.uses import uses_of, who_ignores
 
 NAME = "dead-constant-start"
-VERSION = 1
+VERSION = 2
 REASON = "it only says where fragments begin whose contents no output and no effect depends on"
 PROOF = (
     "The constant is dead in every live context of its function, and each of its uses is a start index of a "
@@ -44,11 +44,11 @@ def find(d: GraphDescriptor, live: Liveness) -> Iterator[Rewrite]:
     for node in candidates:
         value = d.results_of(node).start
         match = _SCALAR.fullmatch(d.attributes_of(node).get("value", ""))
-        if match is None or int(match[1]) == 0 or not live.dead(d.results_of(node)):
+        if match is None or int(match[1]) == 0 or not live.idle(d, node):
             continue
         uses = uses_of(d, value)
         if all(
-            d.node_op[user] == dynamic_slice and operand >= 1 and live.dead(d.results_of(user))
+            d.node_op[user] == dynamic_slice and operand >= 1 and live.idle(d, user)
             for user, operand in uses
         ):
             function, ordinal = d.position(node)

@@ -17,7 +17,7 @@ from coldstart.identity.rewrite import FRAGMENT_OFFSET, Rewrite, Rule
 from coldstart.identity.rules.uses import who_ignores
 
 NAME = "unread-fragment-offset"
-VERSION = 1
+VERSION = 2
 REASON = "no output and no effect depends on the contents of this fragment, so where it was cut can't matter"
 PROOF = (
     "The slice's result is dead in every live context of its function (liveness.py). start -> 0 and "
@@ -37,7 +37,7 @@ def find(d: GraphDescriptor, live: Liveness) -> Iterator[Rewrite]:
     if "stablehlo.slice" in d.strings:
         op = d.strings.index("stablehlo.slice")
         for node in np.flatnonzero(d.node_op == op).tolist():
-            if live.dead(d.results_of(node)):
+            if live.idle(d, node):
                 yield from _slice(d, live, node)
     entry_node = int(d.function_node[d.entry])
     first = int(d.region_first_argument[d.structure.first_region[entry_node]])
