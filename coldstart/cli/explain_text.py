@@ -81,7 +81,8 @@ def _difference(difference: dict[str, Any], whose: str) -> Iterator[str]:
         function, op, rule, why = at
         first = group[0]
         called = f" {first['kernel']}" if first["kernel"] else ""
-        yield f"  @{function}{f' op {op}' if op >= 0 else ''} {first['name']}{called}"
+        place = f"@{function}" if function else "beside the functions,"
+        yield f"  {place}{f' op {op}' if op >= 0 else ''} {first['name']}{called}"
         for d in group:
             yield f"    {d['what']}"
             left, right = _near_the_difference(d["left"], d["right"])
@@ -149,7 +150,8 @@ def _kernels(kernels: list[dict[str, Any]], limit: int) -> Iterator[str]:
     for group in list(alike.values())[:limit]:
         first = group[0]
         more = f" and {len(group) - 1} more like it" if len(group) > 1 else ""
-        yield f"    kernel {first['kernel'] or first['name']} (@{first['function']} op {first['op']}{more})"
+        place = f"@{first['function']} " if first["function"] else "beside the functions, "
+        yield f"    kernel {first['kernel'] or first['name']} ({place}op {first['op']}{more})"
         for index, operand in enumerate(first["operands"]):
             yield from _wrapped(
                 f"operand {index} {operand['state']:<8}", operand["why"], indent="      "

@@ -182,10 +182,13 @@ class GraphDescriptor:
         return at
 
     def position(self, node: int) -> tuple[str, int]:
-        """A node's stable name: its function and its ordinal in a pre-order walk of that function's body."""
+        """A node's stable name: its function and its ordinal in a pre-order walk of that function's body.
+
+        What stands beside the functions is named "" and its number among all nodes; no rule edits it.
+        """
         function = self.function_of(node)
         if function < 0:
-            raise InvalidDescriptor(f"node {node} stands in no function")
+            return "", node
         return (
             self.strings[self.function_name[function]],
             node - int(self.function_node[function]) - 1,

@@ -1,11 +1,13 @@
 """Where two programs differ: node by node, attribute by attribute, both values, and what becomes of each difference.
 
 Functions are matched by name (private ones that are left over, in order), ops by their place. Where two functions hold
-other ops from some place on, that place is named and what follows is not compared.
+other ops from some place on, that place is named and what follows is not compared. What stands beside the functions
+(meshes) is compared in order, and so are the attributes of the program itself.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -26,6 +28,7 @@ _MAY_GO = {
     "arg_attrs": "result-info",
     "res_attrs": "result-info",
 }
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 MAX_USES = 4  # named in a reason
 MAX_DIFFERENCES = 10_000  # collected; more are counted as this many
 
@@ -34,8 +37,8 @@ MAX_DIFFERENCES = 10_000  # collected; more are counted as this many
 class Difference:
     """One fact that two programs state differently."""
 
-    function: str
-    op: int  # ordinal in the function; -1: the function itself
+    function: str  # "": beside the functions
+    op: int  # ordinal in the function; -1: the function, or the program, itself
     name: str  # of the op
     kernel: str  # of an opaque kernel: what it is called
     what: str  # attribute NAME, operands, types, shardings, regions, read set, op, function, inputs, fragment, header
@@ -61,6 +64,7 @@ def _differences(left: Program, right: Program) -> Iterator[Difference]:
         one, other = str(getattr(l, name)), str(getattr(r, name))
         if one != other:
             yield Difference("", -1, "program", "", f"header {name}", one, other, "", "")
+    yield from _beside(left, right)
     for a, b in _functions(l, r):
         if a is None or b is None:
             d, f = (l, a) if a is not None else (r, b)
@@ -90,22 +94,57 @@ def _functions(l: GraphDescriptor, r: GraphDescriptor) -> list[tuple[int | None,
     return sorted(pairs, key=lambda p: (p[0] is None, p[0] or 0))
 
 
+def _beside(left: Program, right: Program) -> Iterator[Difference]:
+    l, r = left.descriptor, right.descriptor  # noqa: E741
+    if l.op(0) != r.op(0):
+        yield Difference("", -1, "program", "", "op", l.op(0), r.op(0), "", "")
+    for what, one, other in _attributes(l, r, 0, 0):
+        yield _judged(left, right, "", -1, 0, 0, what, one, other)
+    for a, b in zip_longest(_at_the_top(l), _at_the_top(r)):
+        yield from _in_order(
+            left,
+            right,
+            ("", b if a is None else a),  # as `position` says it
+            range(a, int(l.structure.subtree_end[a])) if a is not None else range(0),
+            range(b, int(r.structure.subtree_end[b])) if b is not None else range(0),
+            (0, 0),
+        )
+
+
+def _at_the_top(d: GraphDescriptor) -> list[int]:
+    functions = set(d.function_node.tolist())
+    return [n for n in np.flatnonzero(d.structure.node_region == 0).tolist() if n not in functions]
+
+
 def _in_function(left: Program, right: Program, f: int, g: int) -> Iterator[Difference]:
     l, r = left.descriptor, right.descriptor  # noqa: E741
     a0, b0 = int(l.function_node[f]), int(r.function_node[g])
     a1, b1 = int(l.structure.subtree_end[a0]), int(r.structure.subtree_end[b0])
-    base_l, base_r = _base(l, a0), _base(r, b0)
-    function = l.strings[l.function_name[f]]
-    for k in range(max(a1 - a0, b1 - b0)):
-        a, b = a0 + k, b0 + k
-        if a >= a1 or b >= b1 or l.op(a) != r.op(b):
-            one = l.op(a) if a < a1 else ABSENT
-            other = r.op(b) if b < b1 else ABSENT
-            rest = f"what follows is not compared ({a1 - a0} against {b1 - b0} ops)"
-            yield Difference(function, k - 1, one, "", "op", one, other, "", rest)
+    where = l.strings[l.function_name[f]], -1
+    bases = _base(l, a0), _base(r, b0)
+    yield from _in_order(left, right, where, range(a0, a1), range(b0, b1), bases)
+
+
+def _in_order(
+    left: Program,
+    right: Program,
+    where: tuple[str, int],
+    ours: range,
+    theirs: range,
+    bases: tuple[int, int],
+) -> Iterator[Difference]:
+    """Node by node; `where` is the first one's position."""
+    l, r = left.descriptor, right.descriptor  # noqa: E741
+    function, place = where
+    for k, (a, b) in enumerate(zip_longest(ours, theirs)):
+        one = l.op(a) if a is not None else ABSENT
+        other = r.op(b) if b is not None else ABSENT
+        if one != other:
+            rest = f"what follows is not compared ({len(ours)} against {len(theirs)} ops)"
+            yield Difference(function, place + k, one, "", "op", one, other, "", rest)
             return
-        for what, one, other in _facts(l, r, a, b, base_l, base_r):
-            yield _judged(left, right, function, k - 1, a, b, what, one, other)
+        for what, x, y in _facts(l, r, a, b, *bases):
+            yield _judged(left, right, function, place + k, a, b, what, x, y)
 
 
 def _base(d: GraphDescriptor, node: int) -> int:
@@ -122,12 +161,7 @@ def _facts(
     base_r: int,
 ) -> Iterator[tuple[str, str, str]]:
     """(what, left, right) wherever two nodes that are called the same differ."""
-    one, other = l.attributes_of(a), r.attributes_of(b)
-    if one != other:
-        for name in sorted(one.keys() | other.keys()):
-            x, y = one.get(name, ABSENT), other.get(name, ABSENT)
-            if x != y:
-                yield f"attribute {name}", x, y
+    yield from _attributes(l, r, a, b)
     used_l = [v - base_l for v in l.operands_of(a)]
     used_r = [v - base_r for v in r.operands_of(b)]
     if used_l != used_r:
@@ -148,6 +182,19 @@ def _facts(
         reads_l, reads_r = _reads(l, a), _reads(r, b)
         if reads_l != reads_r:
             yield "read set", str(reads_l), str(reads_r)
+
+
+def _attributes(
+    l: GraphDescriptor,  # noqa: E741
+    r: GraphDescriptor,
+    a: int,
+    b: int,
+) -> Iterator[tuple[str, str, str]]:
+    one, other = l.attributes_of(a), r.attributes_of(b)
+    for name in sorted(one.keys() | other.keys()):
+        x, y = one.get(name, ABSENT), other.get(name, ABSENT)
+        if x != y:
+            yield f"attribute {name}", x, y
 
 
 def _defined(d: GraphDescriptor, node: int) -> list[int]:
@@ -195,16 +242,29 @@ def _judged(
         edit = edit_l or edit_r
         after_l = edit_l.value if edit_l is not None else one
         after_r = edit_r.value if edit_r is not None else other
+        may_go = _may_go(l.op(a), attribute, one, other)
         if edit is not None and after_l == after_r:
             rule = edit.rule
             edited = left if edit_l is not None else right
             why = _why_it_goes(edited, edit) or edit.reason
-        elif attribute in _MAY_GO and not l.final:  # a final descriptor has no normal form
-            why = f"unless the rule {_MAY_GO[attribute]} leaves it out of the hash"
+        elif may_go and not l.final:  # a final descriptor has no normal form
+            why = f"unless the rule {may_go} leaves it out of the hash"
         elif len(l.results_of(a)):
             why = _why_it_stays(left, a) or _why_it_stays(right, b)
             why = why or "its result is dead, but no rule covers this attribute"
+    elif not l.final and (may_go := _may_go(l.op(a), "", one, other)):
+        why = f"unless the rule {may_go} leaves it out of the hash"
     return Difference(function, op, l.op(a), kernel_name(l, a), what, one, other, rule, why)
+
+
+def _may_go(op: str, attribute: str, one: str, other: str) -> str:
+    """The rule of normal form that may take this difference away; "" for none."""
+    if op == "builtin.module" and attribute == "sym_name":
+        return "module-name"
+    shardy = op == "sdy.mesh" or (one.startswith("#sdy") and other.startswith("#sdy"))
+    if shardy and _QUOTED.sub("", one) == _QUOTED.sub("", other):
+        return "mesh-axes"
+    return _MAY_GO.get(attribute, "")
 
 
 def _why_it_goes(p: Program, rewrite: Rewrite) -> str:
@@ -223,8 +283,10 @@ def _why_it_goes(p: Program, rewrite: Rewrite) -> str:
 
 
 def _why_it_stays(p: Program, node: int) -> str:
-    if p.live.dead(p.descriptor.results_of(node)):
+    if p.live.idle(p.descriptor, node):
         return ""
+    if p.live.dead(p.descriptor.results_of(node)):
+        return "nothing reads its result, but it has an effect of its own"
     return (
         who_reads(p, p.descriptor.results_of(node)) or "its result reaches an output or an effect"
     )

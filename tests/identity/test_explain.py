@@ -10,8 +10,8 @@ from described import layer
 
 from coldstart.errors import InvalidDescriptor
 from coldstart.identity import account, rules
-from coldstart.identity.descriptor import GraphDescriptor, column
-from coldstart.identity.difference import differences
+from coldstart.identity.descriptor import DescriptorBuilder, GraphDescriptor, Read, column
+from coldstart.identity.difference import ABSENT, differences
 from coldstart.identity.explain import Program, node_at, off_by, program, who_reads
 from coldstart.identity.key import COMPONENTS, Component, KeyRecord
 from coldstart.identity.nearest import nearest
@@ -125,6 +125,53 @@ def test_types_ops_functions_and_fragments():
     assert [d.what for d in between(layer(0), layer(0, fragment=2))] == ["fragment"]
     (reads,) = [d for d in between(layer(0), layer(0, read=True)) if d.what == "read set"]
     assert (reads.kernel, reads.left, reads.right) == ("mla", "[2, 1]", "[1, 1]")
+
+
+def meshes(text: str, module: str = "jit_f") -> GraphDescriptor:
+    """A mesh stands beside the functions."""
+    b = DescriptorBuilder("jax")
+    texts = ((b.string("sym_name"), b.string(module)),)
+    b.node(b.string("builtin.module"), (), (), texts)
+    top, _ = b.open_region(0)
+    b.node(b.string("sdy.mesh"), (), (), ((b.string("mesh"), b.string(f"#sdy.mesh<[{text}]>")),))
+    node, _ = b.node(b.string("func.func"))
+    body, _ = b.open_region(node)
+    b.node(b.string("func.return"))
+    b.close_region(body)
+    b.function(node, "main", public=True)
+    b.close_region(top)
+    return b.build()
+
+
+def test_what_stands_beside_the_functions_is_compared():
+    (sizes,) = between(meshes('"a"=2, "b"=4'), meshes('"a"=4, "b"=2'))
+    assert (sizes.function, sizes.op, sizes.name) == ("", 1, "sdy.mesh")
+    assert (sizes.what, sizes.left) == ("attribute mesh", '#sdy.mesh<["a"=2, "b"=4]>')
+    assert sizes.rule == sizes.why == ""
+    (names,) = between(meshes('"a"=2'), meshes('"x"=2'))
+    assert names.why == "unless the rule mesh-axes leaves it out of the hash"
+    (module,) = between(meshes('"a"=2'), meshes('"a"=2', module="jit_g"))
+    assert (module.op, module.name, module.what) == (-1, "builtin.module", "attribute sym_name")
+    assert module.why == "unless the rule module-name leaves it out of the hash"
+    absent = [d for d in between(meshes('"a"=2'), layer()) if d.name == "sdy.mesh"]
+    assert [(d.what, d.right) for d in absent] == [("op", ABSENT)]
+
+
+def test_an_op_beside_the_functions_is_explained():
+    b = DescriptorBuilder("views", final=True)
+    b.node(b.string("views.program"))
+    top, _ = b.open_region(0)
+    _, table = b.node(b.string("views.table"), (), (b.string("f32[8]"),))
+    kernel, _ = b.node(b.string("views.attend"), (table,))
+    b.read(kernel, 0, Read.UNREAD, "attend says so")
+    node, _ = b.node(b.string("views.function"))
+    body, _ = b.open_region(node)
+    b.node(b.string("func.return"))
+    b.close_region(body)
+    b.function(node, "main", public=True)
+    b.close_region(top)
+    (found,) = program(b.build()).kernels
+    assert (found.function, found.op, found.name) == ("", kernel, "views.attend")
 
 
 def test_a_dead_value_has_no_reader():
