@@ -21,7 +21,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -59,6 +59,7 @@ class Header:
     program_name: str = ""
     compiler: str = ""  # compiler build, for people; the target holds what is keyed
     format: int = FORMAT
+    _body: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
     def variant(self) -> str:
@@ -69,9 +70,12 @@ class Header:
 
     def encode(self) -> bytes:
         """The header's bytes as they are hashed."""
-        data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        data["cpu_features"] = list(self.cpu_features)
-        return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+        if not self._body:  # kept: a daemon hands the same header out again and again
+            data: dict[str, Any] = {name: getattr(self, name) for name in _KINDS}
+            data["cpu_features"] = list(self.cpu_features)
+            body = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+            object.__setattr__(self, "_body", body)
+        return self._body
 
     def prefix(self) -> bytes:
         """Everything of the artifact's bytes that stands before the payload."""
@@ -86,7 +90,7 @@ _KIND_OF: dict[str, tuple[type, ...]] = {
     "float": (int, float),
     "tuple[str, ...]": (tuple,),
 }
-_KINDS = {field.name: _KIND_OF[str(field.type)] for field in fields(Header)}
+_KINDS = {f.name: _KIND_OF[str(f.type)] for f in fields(Header) if f.init}
 
 
 class Payload(Protocol):

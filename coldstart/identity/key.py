@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coldstart.errors import InvalidRequest
 
 SCHEME = "cs1"
+_KEY = re.compile(r"[A-Za-z0-9]+-[0-9a-f]{64}", re.ASCII)
 
 # The components of a JAX program's key, in hashing order. Adding, dropping or reordering one is a new scheme.
 COMPONENTS = ("program", "options", "target", "flags", "callbacks")
@@ -116,13 +118,7 @@ def key_of(record: KeyRecord) -> str:
 
 def is_key(text: str) -> bool:
     """True for text of the form `<scheme>-<64 hex digits>`; what a store may use as a file name."""
-    scheme, dash, digest = text.partition("-")
-    return (
-        dash == "-"
-        and scheme.isalnum()
-        and len(digest) == 64
-        and all(c in "0123456789abcdef" for c in digest)
-    )
+    return _KEY.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
