@@ -51,6 +51,7 @@ EMULATOR = "STORAGE_EMULATOR_HOST"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 RETRIED = frozenset({403, 408, 429, 500, 502, 503, 504})
 QUOTA_WORDS = ("ratelimit", "rate limit", "quota", "exceeded")
+FORGET_CLOCK_SECONDS = 300.0  # an estimate; the server's clock may be set back
 _RETRY_WORDS = {TierTimeout: "timeout", TierFull: "full"}
 SLOWEST_BYTES_PER_SECOND = 1 << 20  # an upload that is slower has stopped
 
@@ -137,12 +138,12 @@ class Bucket:
         self._server_ahead = (
             0.0  # seconds that the server's wall clock is ahead of our monotonic one
         )
-        self._heard = False
+        self._heard_at = 0.0  # by our clock; 0: never
         self._closed = False
 
     def server_unix(self) -> float | None:
-        """The server's clock now, up to 1 s too early; None before its first answer."""
-        return time.monotonic() + self._server_ahead if self._heard else None
+        """The server's clock now, never too late, and up to 1 s too early; None before its first answer."""
+        return time.monotonic() + self._server_ahead if self._heard_at else None
 
     async def stat(self, name: str) -> Stored | None:
         def call(deadline: _Deadline) -> Stored | None:
@@ -224,7 +225,9 @@ class Bucket:
                 checksum="crc32c",
                 retry=None,
             )
-            return _stored(blob)
+            stored = _stored(blob)
+            self._learn(stored.updated_unix)
+            return stored
 
         seconds = self.patience.call_seconds + size_bytes / SLOWEST_BYTES_PER_SECOND
         return await self._ask("write", name, call, seconds=seconds, write=True)
@@ -370,8 +373,15 @@ class Bucket:
     def _hear(self, response: requests.Response, **_: Any) -> None:
         date = email.utils.parsedate_tz(response.headers.get("Date", ""))
         if date is not None:
-            self._server_ahead = email.utils.mktime_tz(date) - time.monotonic()
-            self._heard = True
+            self._learn(email.utils.mktime_tz(date))
+
+    def _learn(self, server_unix: float) -> None:
+        """It was at least that late at the server. Of what was heard lately, the latest is the nearest to the truth."""
+        now = time.monotonic()
+        ahead = server_unix - now
+        if ahead > self._server_ahead or now - self._heard_at > FORGET_CLOCK_SECONDS:
+            self._server_ahead = ahead
+            self._heard_at = now
 
 
 class _Sink(io.BytesIO):
