@@ -354,7 +354,7 @@ class RedisLink:
                     await listener.ping()
         finally:
             with contextlib.suppress(errors.RedisError, OSError):
-                await listener.reset()
+                await listener.aclose()
             await _disconnect(client)
 
     def _task(self, work: Any) -> None:

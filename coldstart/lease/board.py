@@ -4,6 +4,7 @@ At most one live lease per key. A lease lives `ttl_seconds` from its last renewa
 are woken at that moment, whether or not anybody asks. Losing a lease costs a duplicate compile, never a wrong
 artifact: the store's first-wins rule decides, not the lease.
 
+Boards of a fleet raise TierError where they can't be asked; fleet.py turns that into leases of one daemon.
 MemoryLeaseBoard is for the clients of one daemon: one event loop, no locks. An entry leaves the tables when its
 lease ends, and ends every wait on it; so no wait outlives its entry.
 """
@@ -83,6 +84,10 @@ class LeaseBoard(Protocol):
 
     async def current(self, key: str) -> Busy | None:
         """Who holds it now, without asking for it."""
+        ...
+
+    async def holds(self, lease_id: str) -> bool:
+        """Whether that lease is still live."""
         ...
 
     async def renew(self, lease_id: str) -> float:
@@ -177,6 +182,10 @@ class MemoryLeaseBoard:
             return None
         left_seconds = entry.expires_at - self._clock.now()
         return Busy(entry.lease.holder, left_seconds, entry.estimate_seconds)
+
+    async def holds(self, lease_id: str) -> bool:
+        self._expire(lease_id)
+        return lease_id in self._by_id
 
     async def renew(self, lease_id: str) -> float:
         entry = self._live(lease_id)

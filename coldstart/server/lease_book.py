@@ -85,7 +85,7 @@ class LeaseBook:
     async def sweep(self) -> None:
         """Note the leases that the board let go."""
         for held in tuple(self._by_id.values()):
-            if await self._board.current(held.key) is None and held.lease_id in self._by_id:
+            if not await self._board.holds(held.lease_id) and held.lease_id in self._by_id:
                 self._lose(held)
 
     def _lose(self, held: Held) -> None:

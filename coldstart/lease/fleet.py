@@ -1,0 +1,200 @@
+"""FleetLeaseBoard: the fleet's leases while its board can be asked, else those of this daemon alone.
+
+Each lease of this daemon's clients is on two boards: the fleet's, and a local one under whose id clients know it. So a
+fleet board that goes away costs duplicate compiles between daemons, never within one. When it comes back, a lease that
+it has forgotten is taken there again at the next heartbeat; one that somebody else has by then is lost, if it was the
+fleet's before, and goes on locally if it was given during the outage: no living holder is robbed for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
+
+from coldstart.errors import LeaseLost, TierError
+from coldstart.lease.board import (
+    Busy,
+    End,
+    Ended,
+    Failure,
+    Granted,
+    Lease,
+    LeaseBoard,
+    MemoryLeaseBoard,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lease of a client of this daemon."""
+
+    key: str
+    holder: str
+    ttl_seconds: float
+    estimate_seconds: float
+    fleet_id: str  # "": given while the fleet's board could not be asked
+
+
+class FleetLeaseBoard:
+    """Leases for the clients of one daemon of a fleet. On one event loop."""
+
+    def __init__(
+        self,
+        fleet: LeaseBoard,
+        local: MemoryLeaseBoard,
+        *,
+        on_change: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        """`on_change` is told why leases are this daemon's alone from now on, and "" when they are the fleet's."""
+        self._fleet = fleet
+        self._local = local
+        self._on_change = on_change
+        self._held: dict[str, _Held] = {}  # by the local id
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.trouble = ""  # why leases are this daemon's alone; "": they are the fleet's
+
+    def __len__(self) -> int:
+        """Live leases of this daemon's clients."""
+        return len(self._local)
+
+    async def acquire(
+        self, key: str, holder: str, ttl_seconds: float, estimate_seconds: float
+    ) -> Granted | Busy:
+        turn = self._turns.setdefault(key, asyncio.Lock())
+        async with (
+            turn
+        ):  # one question to the fleet at a time; the others then find its answer here
+            busy = await self._local.current(key)
+            if busy is not None:
+                return busy
+            wanted = _Held(key, holder, ttl_seconds, estimate_seconds, "")
+            fleets = await self._ask(wanted)
+            if isinstance(fleets, Busy):
+                return fleets
+            mine = await self._local.acquire(key, holder, ttl_seconds, estimate_seconds)
+            assert isinstance(mine, Granted)  # nobody else asks in this key's turn
+            await self._prune()
+            self._held[mine.lease.id] = wanted
+            if fleets is None:
+                return mine
+            return Granted(replace(mine.lease, fence=fleets.fence))
+
+    async def current(self, key: str) -> Busy | None:
+        busy = await self._local.current(key)
+        if busy is not None:
+            return busy
+        try:
+            return await self._fleet.current(key)
+        except TierError as exc:
+            self._alone(exc)
+            return None
+
+    async def holds(self, lease_id: str) -> bool:
+        return await self._local.holds(lease_id)
+
+    async def renew(self, lease_id: str) -> float:
+        seconds = await self._local.renew(lease_id)
+        held = self._held.get(lease_id)
+        if held is None:  # ended meanwhile
+            return seconds
+        try:
+            if held.fleet_id:
+                await self._fleet.renew(held.fleet_id)
+                self._together()
+                return seconds
+        except TierError as exc:
+            self._alone(exc)
+            return seconds
+        except LeaseLost:
+            pass
+        before, held.fleet_id = held.fleet_id, ""
+        taken = await self._ask(held)  # forgotten there, or given here during an outage
+        if isinstance(taken, Busy) and before:
+            await self._local.release(lease_id)
+            self._held.pop(lease_id, None)
+            raise LeaseLost(f"the lease went to {taken.holder} meanwhile")
+        return seconds
+
+    async def release(self, lease_id: str) -> None:
+        await self._end(lease_id, self._local.release, self._fleet.release)
+
+    async def fail(self, lease_id: str, failure: Failure) -> None:
+        await self._end(
+            lease_id,
+            lambda id: self._local.fail(id, failure),
+            lambda id: self._fleet.fail(id, failure),
+        )
+
+    async def wait(self, key: str, max_seconds: float) -> Ended:
+        if await self._local.current(key) is not None:
+            return await self._local.wait(key, max_seconds)
+        try:
+            return await self._fleet.wait(key, max_seconds)
+        except TierError as exc:
+            self._alone(exc)
+            return Ended(End.RELEASED)  # ask again: then somebody here gets it
+
+    async def close(self) -> None:
+        await self._local.close()
+        self._held.clear()
+        await self._fleet.close()
+
+    # --- the fleet's board ---------------------------------------------------------------------
+
+    async def _ask(self, held: _Held) -> Lease | Busy | None:
+        """The fleet's lease, noted in `held`; or who has it; None: it can't be asked."""
+        try:
+            answer = await self._fleet.acquire(
+                held.key, held.holder, held.ttl_seconds, held.estimate_seconds
+            )
+        except TierError as exc:
+            self._alone(exc)
+            return None
+        self._together()
+        if isinstance(answer, Busy):
+            return answer
+        held.fleet_id = answer.lease.id
+        return answer.lease
+
+    async def _end(
+        self,
+        lease_id: str,
+        here: Callable[[str], Awaitable[None]],
+        there: Callable[[str], Awaitable[None]],
+    ) -> None:
+        held = self._held.pop(lease_id, None)
+        try:
+            await here(lease_id)
+        finally:  # even where it ran out here: others may still be waiting there
+            if held is not None and held.fleet_id:
+                with suppress(LeaseLost):
+                    try:
+                        await there(held.fleet_id)
+                        self._together()
+                    except TierError as exc:
+                        self._alone(exc)
+
+    async def _prune(self) -> None:
+        """Forget leases that ran out and that nobody asked about since."""
+        if len(self._held) > 2 * len(self._local) + 64:
+            for lease_id in tuple(self._held):
+                if not await self._local.holds(lease_id):
+                    self._held.pop(lease_id, None)
+
+    def _alone(self, exc: TierError) -> None:
+        if not self.trouble:
+            log.warning("leases are this daemon's alone: %s", exc)
+            self.trouble = str(exc)
+            self._on_change(self.trouble)
+
+    def _together(self) -> None:
+        if self.trouble:
+            log.warning("leases are the fleet's again")
+            self.trouble = ""
+            self._on_change("")
