@@ -31,7 +31,7 @@ def read_header(body: bytes) -> Header:
         header = artifact.decode_header(body)
     except RecursionError as exc:
         raise InvalidRequest("header is nested too deep to be one") from exc
-    for field in fields(Header):
+    for field in (f for f in fields(Header) if f.init):
         value = getattr(header, field.name)
         if not _has_type(value, str(field.type)):
             raise InvalidRequest(f"header field {field.name} is not {field.type}: {value!r:.80}")
