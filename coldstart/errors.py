@@ -78,10 +78,12 @@ class ArtifactMismatch(ArtifactError):
 class TierError(ColdstartError):
     """A tier could not do it; not knowing is not a miss.
 
-    The message always names the tier and what was tried.
+    The message always names the tier and what was tried. `partial`: it was one of several, and another, which can be
+    written, did answer: whoever asks can go on with that one.
     """
 
     status = "UNAVAILABLE"
+    partial = False
 
 
 class TierTimeout(TierError):

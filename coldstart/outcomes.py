@@ -7,7 +7,9 @@ together; a test compares them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class Outcome(StrEnum):
@@ -64,3 +66,13 @@ class Reason(StrEnum):
     DEADLINE = "deadline"
     LEASE_LOST = "lease-lost"
     DAEMON_ABSENT = "daemon-absent"
+
+
+# How a lookup ended for which the service could not be asked in full, whoever compiled then.
+TROUBLE: Mapping[Reason, Outcome] = MappingProxyType(
+    {
+        Reason.TIER_DOWN: Outcome.ERROR,
+        Reason.BREAKER_OPEN: Outcome.ERROR,
+        Reason.DEADLINE: Outcome.TIMEOUT,
+    }
+)

@@ -36,7 +36,7 @@ from coldstart.client.report import Report, Tally
 from coldstart.client.rewriting import Rewriting
 from coldstart.config import ClientSettings
 from coldstart.errors import ArtifactError, ColdstartError
-from coldstart.outcomes import Outcome, Reason
+from coldstart.outcomes import TROUBLE, Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 
 log = logging.getLogger("coldstart")
@@ -250,7 +250,8 @@ class Session:
             elif kind == "refused":
                 reason = wire.reason_from_pb(reply.refused.reason)
                 log.info("%s: refused: %s %s", request.module_name, reason, reply.refused.message)
-                return self._compile(lookup, compile, Outcome.REFUSED, reason)
+                outcome = TROUBLE.get(reason, Outcome.REFUSED)
+                return self._compile(lookup, compile, outcome, reason)
             else:
                 break
         if lookup.trouble is not None:
@@ -374,7 +375,8 @@ class Session:
             raise
         lookup.seconds["compile"] = time.monotonic() - began
         reason = lookup.trouble or wire.reason_from_pb(lease.reason)
-        outcome = Outcome.MISS if reason in (Reason.COLD, Reason.EVICTED) else Outcome.ERROR
+        missed = reason in (Reason.COLD, Reason.EVICTED)
+        outcome = TROUBLE.get(reason, Outcome.MISS if missed else Outcome.ERROR)
         try:
             if stock or lookup.unpublishable:
                 # JAX's own cache checks neither digest nor features: good for its owner, not for others.

@@ -4,6 +4,8 @@ find a variant that the host can load  -> hit, pinned until Finish
 a fresh negative entry                 -> refused
 nobody at it                           -> lease
 somebody at it                         -> wait
+a tier can't be asked                  -> the same among this daemon's clients, where another tier can be written:
+                                          one compile a host, published here; the reason says that it is no miss
 """
 
 from __future__ import annotations
@@ -88,28 +90,33 @@ class Resolver:
         key, asker = lookup.key, lookup.asker
         while True:
             publishes = self._publisher.count
-            header = choose(await self._holdings.find(key), asker.cpu_features, lookup.excluded)
-            observed = self._observe(lookup, header)
-            if observed is not None:
-                return observed
-            if header is not None:
-                hit = await self._hit(lookup, header)
+            trouble = None
+            try:
+                header = choose(await self._holdings.find(key), asker.cpu_features, lookup.excluded)
+                observed = self._observe(lookup, header)
+                if observed is not None:
+                    return observed
+                hit = None if header is None else await self._hit(lookup, header)
                 if hit is not None:
                     return hit
+            except TierError as exc:
+                if not exc.partial or Mode.OBSERVE in (asker.mode, self._mode):
+                    raise
+                trouble = reason_of(exc)
             negative = self._negatives.get(key)
             if negative is not None and not (asker.planned and negative.reason is Reason.TOO_SMALL):
                 return Refused(negative.reason, negative.message, key)
             if lookup.lease_id:  # asked again, say after a lost reply: it is the same lease
                 try:
                     await self._leases.renew(lookup.lease_id)
-                    return self._leased(lookup)
+                    return self._leased(lookup, trouble)
                 except LeaseLost:
                     pass
             busy = await self._leases.acquire(lookup)
             if busy is not None:
                 return self._waiting(key, busy)
             if publishes == self._publisher.count:
-                return self._leased(lookup)
+                return self._leased(lookup, trouble)
             # Something was published between looking and leasing; it may have been this.
             await self._leases.release(lookup.lease_id)
 
@@ -151,12 +158,12 @@ class Resolver:
         seen = self._memory.get(lookup.key) is not None and not lookup.rejected
         return Reason.EVICTED if seen else Reason.COLD
 
-    def _leased(self, lookup: OpenLookup) -> Leased:
+    def _leased(self, lookup: OpenLookup, trouble: Reason | None) -> Leased:
         return Leased(
             lookup.key,
             lookup.lease_id,
             self._config.lease_seconds,
-            reason=self._why_missing(lookup),
+            reason=trouble or self._why_missing(lookup),
         )
 
     def _waiting(self, key: str, busy: Busy) -> Waiting:

@@ -100,15 +100,17 @@ class ChainTier:
         """
         found: dict[str, Header] = {}
         failures: list[Exception] = []
+        partial = False
         for at, tier in enumerate(self.tiers):
             headers = await self._ask(tier, "find", tier.find(key), failures)
+            partial = partial or (headers is not None and tier.writable)
             for header in headers or ():
                 if (at, key, header.digest) not in self._barred:
                     found.setdefault(header.variant, header)
             if "" in found:
                 break
         if not found:
-            _raise_unknown("find", failures)
+            _raise_unknown("find", failures, partial=partial)
         return tuple(found.values())
 
     async def get(self, key: str, digest: str) -> Artifact | None:
@@ -220,7 +222,7 @@ class ChainTier:
             if missed:
                 self._backfill.start(artifact, tier, missed)
             return artifact, tier.name
-        _raise_unknown("get", failures)
+        _raise_unknown("get", failures, partial=bool(missed))
         return None, ""
 
     async def _found_bad(self, source: Tier, artifact: Artifact, exc: Exception) -> None:
@@ -297,7 +299,7 @@ class ChainTier:
         self._recorder(self.name, op, outcome_of(exc), 0.0)
 
 
-def _raise_unknown(op: str, failures: list[Exception]) -> None:
+def _raise_unknown(op: str, failures: list[Exception], *, partial: bool = False) -> None:
     """Not found, but not everybody answered: not knowing is not a miss."""
     if not failures:
         return
@@ -310,7 +312,9 @@ def _raise_unknown(op: str, failures: list[Exception]) -> None:
     alike = [
         kind for kind in (TierTimeout, BreakerOpen) if all(isinstance(f, kind) for f in failures)
     ]
-    raise (alike[0] if alike else TierError)(f"chain: {op}: {words}") from failures[0]
+    error = (alike[0] if alike else TierError)(f"chain: {op}: {words}")
+    error.partial = partial
+    raise error from failures[0]
 
 
 def innermost(tier: Tier, wanted: Callable[[Tier], bool]) -> Tier | None:
