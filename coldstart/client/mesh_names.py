@@ -83,7 +83,9 @@ def rename_axes(survey: Survey) -> str:
     try:
         if not all(_PLAIN.fullmatch(axis) for axis in names):
             raise _Keep("an axis has an unusual name")
-        word = re.compile(r"(?<![\w])(?:" + "|".join(map(re.escape, names)) + r")(?![\w])")
+        # Names of ours count as well: a text that holds one may mean the axis that somebody else calls so.
+        known = "|".join((*map(re.escape, names), rf"{_PREFIX}\d+"))
+        word = re.compile(rf"(?<![\w])(?:{known})(?![\w])")
         edits = []
         for _, mention in survey.mentions:
             new = _renamed_mention(mention, names, word)

@@ -257,6 +257,21 @@ def kernel_case(rank: int, kind: str) -> Any:
     return lambda: lower(f, *fp.ARGUMENTS, platform="tpu")
 
 
+def _axes_and_a_text(first: str, second: str) -> Any:
+    """A custom call names an axis in a text, in the words that normal form has for axes."""
+    return lambda: parse(
+        f"""module @m attributes {{mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32}} {{
+          sdy.mesh @mesh = <["{first}"=2, "{second}"=2]>
+          func.func public @main(%a: tensor<8xf32>) -> tensor<8xf32> {{
+            %0 = stablehlo.custom_call @gather(%a) {{
+              api_version = 4 : i32, mhlo.backend_config = {{over = "cs_axis0"}}
+            }} : (tensor<8xf32>) -> tensor<8xf32>
+            return %0 : tensor<8xf32>
+          }}
+        }}"""
+    )
+
+
 def differences() -> list[Pair]:
     def add(x: Any) -> Any:
         return x + 1
@@ -294,6 +309,11 @@ def differences() -> list[Pair]:
             lambda x: lax.approx_max_k(x, 4, recall_target=0.9),
             lambda x: lax.approx_max_k(x, 4, recall_target=0.8),
             X,
+        ),
+        Pair(
+            "mesh axes and a text in normal form's words",
+            _axes_and_a_text("x", "y"),
+            _axes_and_a_text("cs_axis0", "cs_axis1"),
         ),
         Pair("composite name", _composite("my.op"), _composite("my.other")),
         Pair("composite version", _composite("my.op"), _composite("my.op", 2)),

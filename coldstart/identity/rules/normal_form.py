@@ -54,10 +54,10 @@ KERNEL_NAMES = _rule(
 )
 MESH_AXES = _rule(
     "mesh-axes",
-    1,
+    2,
     "mesh axes are named by the user; only which dimension of the mesh they stand for matters",
     "Renamed only if each occurrence is a structured Shardy or replica-group attribute or `kernel_metadata.mesh_axes`; "
-    "any other text that holds an axis name as a word keeps all names.",
+    "any other text that holds one as a word, or a name that this rule gives, keeps all names.",
 )
 ONE_DEVICE = _rule(
     "one-device",
