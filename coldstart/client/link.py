@@ -79,7 +79,7 @@ class Link:
         """Run a call whose failure means that the daemon is down; what it cost is remembered."""
         began = self._now()
         try:
-            answer = call()
+            answer = _apart(call)
         except DaemonError as exc:
             self.mark_down(exc, self._now() - began)
             raise
@@ -145,3 +145,35 @@ class Link:
             break
         with self._lock:
             self._retrying = False
+
+
+def _apart(call: Callable[[], T]) -> T:
+    """Run `call`; in a thread of its own where the caller's is one that the interpreter doesn't wait for at its end.
+
+    gRPC takes the GIL again a few times a second. A daemon thread that does so while the interpreter ends is unwound by
+    Python, and beneath a compile lie frames of JAX's that can't be: from Python 3.12 on, the process crashes. The
+    thread that waits here takes nothing again until there is an answer.
+    """
+    if not threading.current_thread().daemon:
+        return call()
+    answers: list[T] = []
+    errors: list[BaseException] = []
+    done = threading.Lock()
+    done.acquire()
+
+    def run() -> None:
+        try:
+            answers.append(call())
+        except BaseException as exc:
+            errors.append(exc)
+        finally:
+            done.release()
+
+    try:
+        threading.Thread(target=run, name="coldstart-call", daemon=True).start()
+    except RuntimeError:  # the interpreter ends already
+        return call()
+    done.acquire()
+    if errors:
+        raise errors[0]
+    return answers[0]
