@@ -16,9 +16,18 @@ from coldstart.errors import InvalidDescriptor
 from coldstart.identity import ops
 from coldstart.identity.descriptor import Read
 
+# Ways that a value travels are told apart by the calls they went in through, up to these; then the edit is refused.
+MAX_CALLS = 64
+MAX_STEPS = 100_000
+
+Calls = tuple[
+    Any, ...
+]  # of each call that was entered and not left, its first result (None: it has none)
+Step = tuple[Any, Calls]
+
 
 class Confirmation:
-    """Checks edits of one module. Call sites are joined, so it may refuse what is dead; never the other way."""
+    """Checks edits of one module. It may refuse what is dead; never the other way."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -29,32 +38,38 @@ class Confirmation:
 
     def dead(self, op: Any) -> None:
         """Raises InvalidDescriptor where something may read a result of `op`."""
-        values = list(op.results)
-        seen = set(values)
+        steps: list[Step] = [(value, ()) for value in op.results]
+        seen = set(steps)
+        while steps:
+            value, calls = steps.pop()
+            for use in value.uses:
+                for step in self._follow(use.owner.operation, use.operand_number, calls):
+                    if step not in seen:
+                        seen.add(step)
+                        steps.append(step)
+            if len(seen) > MAX_STEPS:
+                raise InvalidDescriptor("a value that is to be edited travels too far to follow")
 
-        def reach(value: Any) -> None:
-            if value not in seen:
-                seen.add(value)
-                values.append(value)
-
-        while values:
-            for use in values.pop().uses:
-                for value in self._follow(use.owner.operation, use.operand_number):
-                    reach(value)
-
-    def _follow(self, op: Any, k: int) -> list[Any]:
+    def _follow(self, op: Any, k: int, calls: Calls) -> list[Step]:
         """The values through which operand `k` of `op` may be seen."""
         name = op.name
         if name in ops.TERMINATORS:
-            return self._returned(op, k)
+            return self._returned(op, k, calls)
+        if name == "func.call":
+            self._survey()
+            callee = self._functions[str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)]
+            if len(calls) == MAX_CALLS:
+                raise InvalidDescriptor("a value that is to be edited goes through too many calls")
+            site = op.results[0] if len(op.results) else None
+            return [(_argument(callee.regions[0], k), (*calls, site))]
+        return [(value, calls) for value in self._seen_through(op, k)]
+
+    def _seen_through(self, op: Any, k: int) -> list[Any]:
+        name = op.name
         if name in ops.WHILE:
             return [op.results[k], *(_argument(region, k) for region in op.regions)]
         if name in ops.MANUAL:
             return [_argument(op.regions[0], k)]
-        if name == "func.call":
-            self._survey()
-            callee = self._functions[str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)]
-            return [_argument(callee.regions[0], k)]
         if mosaic.is_kernel(op):
             reads = mosaic.read_set(op)
             if reads.analysed:
@@ -63,18 +78,23 @@ class Confirmation:
             return list(op.results)
         raise InvalidDescriptor(f"{name} may read a value that is to be edited")
 
-    def _returned(self, op: Any, k: int) -> list[Any]:
+    def _returned(self, op: Any, k: int, calls: Calls) -> list[Step]:
         parent = op.parent.operation
         if parent.name == "func.func":
-            return self._call_results(str(ir.StringAttr(parent.attributes["sym_name"]).value), k)
+            if calls:  # it came in through this call, so it leaves there
+                site = calls[-1]
+                return [] if site is None else [(site.owner.results[k], calls[:-1])]
+            name = str(ir.StringAttr(parent.attributes["sym_name"]).value)
+            return [(value, ()) for value in self._call_results(name, k)]
         if parent.name in ops.WHILE:
             if op.block == parent.regions[0].blocks[0]:
                 raise InvalidDescriptor("a loop's condition reads a value that is to be edited")
-            return [parent.results[k], *(_argument(region, k) for region in parent.regions)]
+            carried = [parent.results[k], *(_argument(region, k) for region in parent.regions)]
+            return [(value, calls) for value in carried]
         if parent.name in ops.BRANCH or parent.name in ops.MANUAL:
-            return [parent.results[k]]
+            return [(parent.results[k], calls)]
         if parent.name in ops.PURE:
-            return list(parent.results)
+            return [(value, calls) for value in parent.results]
         raise InvalidDescriptor(f"{parent.name} may read a value that is to be edited")
 
     def _call_results(self, name: str, k: int) -> list[Any]:

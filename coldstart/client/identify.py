@@ -121,7 +121,7 @@ def identify(
     module = None
     if rewrites:
         module = jax_internals.clone(request.computation)
-        jax_module.apply_rewrites(module, rewrites)
+        rewrites = jax_module.apply_rewrites(module, rewrites)
     hashed, notes = normal_form.normal_form(
         jax_internals.clone(module if module is not None else request.computation),
         one_device=around.one_device,

@@ -260,19 +260,21 @@ def _attribute_text(attribute: Any) -> str:
 # --- rewrites ------------------------------------------------------------------------------------
 
 
-def apply_rewrites(clone: Any, rewrites: Iterable[Rewrite]) -> int:
-    """Make the edits on a clone of the module, in place, and verify it. Returns how many.
+def apply_rewrites(clone: Any, rewrites: Iterable[Rewrite]) -> tuple[Rewrite, ...]:
+    """Make the edits on a clone of the module, in place, and verify it. Returns those that were made.
 
     Each edit is checked against what the rules may do at all (offsets and scalar constants to zero, same sizes and
-    types), and its op's results are confirmed dead on the module itself, whoever sent it. Raises InvalidDescriptor
-    for any other; the clone is of no use then and the program is compiled as it is.
+    types), and its op's results are confirmed dead on the module itself, whoever sent it. What can't be confirmed is
+    left out: rules don't see each other's edits, so the others stand. Raises InvalidDescriptor where none can be made,
+    or for what no rule would say; the clone is of no use then and the program is compiled as it is.
     """
     wanted: dict[str, dict[int, list[Rewrite]]] = {}
     for rewrite in rewrites:
         wanted.setdefault(rewrite.function, {}).setdefault(rewrite.op, []).append(rewrite)
     if not wanted:
-        return 0
-    made = 0
+        return ()
+    made: list[Rewrite] = []
+    refused: list[InvalidDescriptor] = []
     confirmation = Confirmation(clone)
     with clone.context, ir.Location.unknown():
         for function in _only_block(clone.operation.regions[0]).operations:
@@ -281,21 +283,26 @@ def apply_rewrites(clone: Any, rewrites: Iterable[Rewrite]) -> int:
                 continue
             edits = wanted.pop(_text(function.attributes["sym_name"]), None)
             if edits is not None:
-                made += _edit_function(function, edits, confirmation)
+                made += _edit_function(function, edits, confirmation, refused)
         if wanted:
             raise InvalidDescriptor(f"rewrites name functions that aren't there: {sorted(wanted)}")
+        if not made:
+            raise refused[0]
         try:
             verified = clone.operation.verify()
         except ir.MLIRError as exc:
             raise InvalidDescriptor("the rewritten module doesn't verify") from exc
         if not verified:
             raise InvalidDescriptor("the rewritten module doesn't verify")
-    return made
+    return tuple(made)
 
 
 def _edit_function(
-    function: Any, edits: dict[int, list[Rewrite]], confirmation: Confirmation
-) -> int:
+    function: Any,
+    edits: dict[int, list[Rewrite]],
+    confirmation: Confirmation,
+    refused: list[InvalidDescriptor],
+) -> list[Rewrite]:
     found: list[tuple[Any, list[Rewrite]]] = []
     ordinal = -1  # the function itself is visited first
 
@@ -309,11 +316,16 @@ def _edit_function(
     function.walk(visit, ir.WalkOrder.PRE_ORDER)
     if len(found) != len(edits):
         raise InvalidDescriptor("rewrites name ops that the function doesn't have")
-    for op, _ in found:
-        confirmation.dead(op)
+    made: list[Rewrite] = []
     for op, of_op in found:
+        try:
+            confirmation.dead(op)
+        except InvalidDescriptor as exc:
+            refused.append(exc)
+            continue
         _edit_op(op, of_op)
-    return sum(len(of_op) for _, of_op in found)
+        made += of_op
+    return made
 
 
 def _edit_op(op: Any, rewrites: list[Rewrite]) -> None:

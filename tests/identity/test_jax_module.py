@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from corpus_base import parse
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -250,7 +251,7 @@ def test_both_halves_of_a_slice_are_needed():
         Rewrite("r", "main", 0, "limit_indices", f"array<i64: 8, {fp.COLUMNS}>", ""),
     ]
     unread = fp.lowered("plain", fp.static_cut(2), fp.sparse).compiler_ir()
-    assert jax_module.apply_rewrites(jax_internals.clone(unread), legal) == 2
+    assert jax_module.apply_rewrites(jax_internals.clone(unread), legal) == tuple(legal)
     wrong = dataclasses.replace(legal[1], value=f"array<i64: 9, {fp.COLUMNS}>")
     with pytest.raises(InvalidDescriptor):
         jax_module.apply_rewrites(jax_internals.clone(unread), [legal[0], wrong])
@@ -283,3 +284,31 @@ def test_large_constants_are_told_apart_by_every_byte():
                 for d in (left, right)
             ]
             assert texts[0] != texts[1], pair.name
+
+
+def test_an_edit_that_is_refused_leaves_the_others_standing():
+    """What one value's confirmation can't see through costs that edit alone."""
+    mixed = parse(MIXED)
+    both = [
+        Rewrite("r", "main", op, attribute, value, "")
+        for op in (0, 1)
+        for attribute, value in (
+            ("start_indices", "array<i64: 0>"),
+            ("limit_indices", "array<i64: 8>"),
+        )
+    ]
+    made = jax_module.apply_rewrites(mixed, both)
+    assert [rewrite.op for rewrite in made] == [0, 0]  # op 1 is returned
+    assert str(mixed).count("[0:8]") == 1 and str(mixed).count("[16:24]") == 1
+
+
+MIXED = """
+module {
+  func.func public @main(%q: tensor<64xf32>) -> tensor<8xf32> {
+    %dead = stablehlo.slice %q [16:24] : (tensor<64xf32>) -> tensor<8xf32>
+    %live = stablehlo.slice %q [16:24] : (tensor<64xf32>) -> tensor<8xf32>
+    %unused = stablehlo.tanh %dead : tensor<8xf32>
+    return %live : tensor<8xf32>
+  }
+}
+"""

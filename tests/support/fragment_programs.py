@@ -106,6 +106,11 @@ def argument_of_a_function(cut: Cut, kernel: Any, interpret: bool) -> Any:
     return lambda q, kv: inner(cut(q), inner(cut(q), kv))
 
 
+def through_a_function_that_others_call(cut: Cut, kernel: Any, interpret: bool) -> Any:
+    inner = jax.jit(lambda x: jnp.tanh(x) * 2)
+    return lambda q, kv: _call(kernel, interpret, inner(cut(q)), inner(kv)) + inner(kv)
+
+
 def cut_in_a_function(cut: Cut, kernel: Any, interpret: bool) -> Any:
     inner = jax.jit(lambda q, kv: _call(kernel, interpret, cut(q), kv))
     return lambda q, kv: inner(q, inner(q, kv) * 3)
@@ -180,6 +185,7 @@ PROGRAMS: dict[str, Callable[[Cut, Any, bool], Any]] = {
         cut_in_scan,
         carried,
         argument_of_a_function,
+        through_a_function_that_others_call,
         cut_in_a_function,
         in_a_branch,
         fragment_from_a_branch,
