@@ -24,6 +24,7 @@ from coldstart.config_values import parse_host_port as parse_host_port
 from coldstart.errors import ConfigError
 
 PREFIX = "COLDSTART_"
+SECRETS = ("REDIS_PASSWORD",)  # only in the environment; each is read by the part that needs it
 ADDRESS_FILE = Path("/etc/coldstart/address")
 MODES = ("observe", "exact", "canonical")  # ordered from the least to the most, as in wire.Mode
 
@@ -88,6 +89,12 @@ DAEMON_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("heartbeat_seconds", kinds.seconds(0.02, 1200), "5", "how often holders renew a lease"),
     Setting(
+        "leases",
+        kinds.one_of("auto", "local", "redis", "gcs"),
+        "auto",
+        "who says who compiles: a store that daemons share (redis before gs), or this daemon for its clients",
+    ),
+    Setting(
         "min_compile_seconds",
         kinds.seconds(0, 3600),
         "0",
@@ -143,6 +150,7 @@ class DaemonConfig:
     mode: str = "canonical"
     lease_seconds: float = 15.0
     heartbeat_seconds: float = 5.0
+    leases: str = "auto"
     min_compile_seconds: float = 0.0
     negative_seconds: float = 60.0
     pin_seconds: float = 30.0
@@ -282,7 +290,7 @@ def client_settings(
 def known_variables() -> tuple[str, ...]:
     """Every environment variable of ours."""
     names = {setting.variable for setting in (*DAEMON_SETTINGS, *CLIENT_SETTINGS)}
-    return tuple(sorted(names | {PREFIX + "CONFIG"}))
+    return tuple(sorted(names | {PREFIX + name for name in ("CONFIG", *SECRETS)}))
 
 
 def unknown_settings(environ: Mapping[str, str]) -> list[str]:

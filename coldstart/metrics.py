@@ -166,6 +166,10 @@ CATALOGUE: tuple[Metric, ...] = (
                 "lease-expired",
                 "lease-lost",
                 "not-canonicalized",
+                Reason.TIER_DOWN.value,
+                "tier-up",
+                "leases-alone",
+                "leases-shared",
                 Reason.GROUP_MISMATCH.value,
             )
         ),
@@ -197,6 +201,25 @@ CATALOGUE: tuple[Metric, ...] = (
         ("tier",),
         "The most that a tier may hold; 0: no limit.",
         (),
+    ),
+    Metric(
+        "coldstart_tier_up",
+        "gauge",
+        ("tier",),
+        "1 while nothing is known to be wrong with a tier. 0: `coldstart stats` says what, in words.",
+        (),
+    ),
+    Metric(
+        "coldstart_leases_alone",
+        "gauge",
+        (),
+        "1 while the fleet's lease board can't be asked: hosts compile for themselves. See the tier's health.",
+    ),
+    Metric(
+        "coldstart_redis_oom_total",
+        "counter",
+        (),
+        "Writes that a full Redis refused: give it more memory, or let it evict (maxmemory-policy allkeys-lru).",
     ),
     Metric("coldstart_tier_artifacts", "gauge", ("tier",), "Artifacts held.", ()),
     Metric(

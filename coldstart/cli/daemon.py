@@ -21,6 +21,7 @@ METAVARS = {
     "socket_mode": "OCTAL",
     "socket_group": "GROUP",
     "mode": "observe|exact|canonical",
+    "leases": "auto|local|redis|gcs",
     "max_artifact": "SIZE",
     "log": "text|json",
     "log_level": "LEVEL",

@@ -68,6 +68,17 @@ def show(numbers: dict[str, Any]) -> None:
             f"{tier['limit_bytes']:,}" if tier["limit_bytes"] else "-",
         )
     console.print(table)
+    for tier in numbers["tiers"]:
+        if tier["trouble"]:
+            console.print(
+                f"degraded: {tier['name']}: {tier['trouble']}", markup=False, soft_wrap=True
+            )
+    if numbers["leases_trouble"]:
+        console.print(
+            f"degraded: leases are this daemon's alone, not the fleet's: {numbers['leases_trouble']}",
+            markup=False,
+            soft_wrap=True,
+        )
     for line in list(_events(numbers["events"]))[-10:]:
         console.print(line, markup=False, soft_wrap=True)
 

@@ -98,6 +98,7 @@ def stats_reply(now: Snapshot) -> admin_pb2.StatsReply:
                 bytes=tier.bytes,
                 limit_bytes=tier.limit_bytes,
                 operations=tier.operations,
+                trouble=tier.trouble,
             )
             for tier in now.tiers
         ],
@@ -105,4 +106,6 @@ def stats_reply(now: Snapshot) -> admin_pb2.StatsReply:
             admin_pb2.Event(unix_seconds=event.unix_seconds, kind=event.kind, message=event.message)
             for event in tally.events
         ],
+        leases_kept=now.leases_kept,
+        leases_trouble=now.leases_trouble,
     )

@@ -24,9 +24,10 @@ from grpc_reflection.v1alpha import reflection
 from coldstart import __version__
 from coldstart.config import DaemonConfig
 from coldstart.errors import ColdstartError
-from coldstart.lease.board import MemoryLeaseBoard
+from coldstart.outcomes import Reason
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc, cache_pb2, cache_pb2_grpc
 from coldstart.server.admin_servicer import AdminServicer
+from coldstart.server.boards import open_board
 from coldstart.server.cache_servicer import CacheServicer
 from coldstart.server.canonicalizer import Canonicalizer
 from coldstart.server.holdings import Holdings, OperationCounts, Place
@@ -36,7 +37,7 @@ from coldstart.server.lookups import Lookups
 from coldstart.server.sockets import SocketPlace
 from coldstart.server.standing import CallCounts, Standing
 from coldstart.server.tally import Tally
-from coldstart.store.urls import disk_of, open_store
+from coldstart.store.urls import disk_of, open_store, redis_of
 
 log = logging.getLogger("coldstart.server")
 
@@ -90,9 +91,9 @@ class App:
         chain = await asyncio.to_thread(open_store, config.store, recorder=counts)
         self._undo.push_async_callback(chain.close)
         self.holdings = Holdings(chain, disk_of(chain), counts, _places_of(config.store))
-        board = MemoryLeaseBoard()
-        self._undo.push_async_callback(board.close)
         self.tally = Tally()
+        kept, board = open_board(config.leases, config.store, chain, counts, self._leases_changed)
+        self._undo.push_async_callback(board.close)
         self.canonicalizer = Canonicalizer()
         self._undo.push_async_callback(self.canonicalizer.close)
         self.lookups = Lookups(
@@ -100,6 +101,11 @@ class App:
         )
         self.calls = CallCounts()
         self.standing = Standing(self.lookups, self.holdings, self.tally, self.calls)
+        self.standing.leases_kept = kept
+        redis = redis_of(chain)
+        if redis is not None:
+            redis.link.on_change.append(self._redis_changed)
+            redis.link.start()  # a daemon starts without it, and says so
         self._health = HealthServicer()
         await self._listen()
         self._sweeper = asyncio.create_task(self._sweep())
@@ -194,6 +200,19 @@ class App:
                 self.health_address = address
             else:
                 self.http_address = address
+
+    def _redis_changed(self, words: str) -> None:
+        """Tell that Redis went down, or with "" that it answers."""
+        level = logging.WARNING if words else logging.INFO
+        say(log, "redis down" if words else "redis up", level=level, error=words)
+        kind = Reason.TIER_DOWN.value if words else "tier-up"
+        self.tally.event(kind, f"redis: {words or 'answers again'}")
+
+    def _leases_changed(self, words: str) -> None:
+        self.standing.leases_trouble = words
+        kind, message = ("leases-alone", words) if words else ("leases-shared", "as before")
+        say(log, kind, level=logging.WARNING if words else logging.INFO, error=words)
+        self.tally.event(kind, message)
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         self.serving = status == health_pb2.HealthCheckResponse.SERVING

@@ -16,7 +16,7 @@ from pathlib import Path
 from coldstart.artifact import Artifact, Header
 from coldstart.errors import TierError
 from coldstart.identity.key import KeyRecord
-from coldstart.store.chain import ChainTier
+from coldstart.store.chain import ChainTier, innermost
 from coldstart.store.disk import DiskTier
 from coldstart.store.tier import Tier
 
@@ -49,6 +49,7 @@ class TierStanding:
     bytes: int
     limit_bytes: int
     operations: dict[str, int]
+    trouble: str = ""  # what is wrong with it now, for people
 
 
 @dataclass(slots=True)
@@ -181,4 +182,13 @@ class Holdings:
             for (tier, op, outcome), count in sorted(self.counts.operations.items())
             if tier == place.name
         }
-        return TierStanding(place.name, place.url, artifacts, size, limit, operations)
+        return TierStanding(
+            place.name, place.url, artifacts, size, limit, operations, self._trouble(place.name)
+        )
+
+    def _trouble(self, name: str) -> str:
+        for tier in getattr(self._chain, "tiers", (self._chain,)):
+            troubled = innermost(tier, lambda inner: hasattr(inner, "trouble"))
+            if tier.name == name and troubled is not None:
+                return str(getattr(troubled, "trouble", ""))
+        return ""

@@ -30,6 +30,14 @@ class Snapshot:
     open_leases: int
     tally: Tally
     tiers: tuple[TierStanding, ...]
+    leases_kept: str  # local, redis or gcs
+    leases_trouble: str  # why they are this daemon's alone for now
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """Names of tiers that are in trouble, and `leases`."""
+        names = [tier.name for tier in self.tiers if tier.trouble]
+        return (*names, "leases") if self.leases_trouble else tuple(names)
 
 
 @dataclass(slots=True)
@@ -63,6 +71,7 @@ class Standing:
         self._now = now
         self._began = now()
         self.addresses: tuple[str, ...] = ()  # once they are known
+        self.leases_kept, self.leases_trouble = "local", ""
 
     async def snapshot(self) -> Snapshot:
         return self._snapshot(await self._holdings.standing())
@@ -78,6 +87,8 @@ class Standing:
             open_leases=self._lookups.open_leases,
             tally=self._tally,
             tiers=tiers,
+            leases_kept=self.leases_kept,
+            leases_trouble=self.leases_trouble,
         )
 
 
@@ -108,6 +119,8 @@ def readings(now: Snapshot, calls: CallCounts, holdings: Holdings) -> Iterator[R
         ("coldstart_load_seconds_total", tally.load_seconds),
         ("coldstart_identify_seconds_total", tally.identify_seconds),
         ("coldstart_uptime_seconds", now.uptime_seconds),
+        ("coldstart_leases_alone", bool(now.leases_trouble)),
+        ("coldstart_redis_oom_total", holdings.counts.operations["redis", "oom", "full"]),
     ):
         yield name, (), float(value)
     for (tier, op, word), count in holdings.counts.operations.items():
@@ -121,6 +134,7 @@ def readings(now: Snapshot, calls: CallCounts, holdings: Holdings) -> Iterator[R
         if standing.artifacts >= 0:
             yield "coldstart_tier_artifacts", labels, standing.artifacts
         yield "coldstart_tier_limit_bytes", labels, standing.limit_bytes
+        yield "coldstart_tier_up", labels, 0.0 if standing.trouble else 1.0
     for (method, status), count in calls.calls.items():
         yield "coldstart_rpc_calls_total", (method, status), count
     for method, seconds in calls.seconds.items():

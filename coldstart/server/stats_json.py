@@ -7,6 +7,7 @@ Fields are added, never renamed; tests/cli/golden/stats.json holds their names a
     compile_seconds                     spent by clients, as they said
     compile_seconds_saved               recorded compile seconds of the artifacts that were hit
     tiers[].artifacts, tiers[].bytes    -1: not known
+    tiers[].trouble, leases_trouble     what is wrong now, in words; "" where nothing is
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def stats_json(reply: admin_pb2.StatsReply) -> dict[str, Any]:
         "lookups": lookups,
         "open_lookups": reply.open_lookups,
         "leases": reply.leases,
+        "leases_kept": reply.leases_kept,
+        "leases_trouble": reply.leases_trouble,
         "compiles": reply.compiles,
         "compile_seconds": reply.compile_seconds,
         "compile_seconds_saved": reply.compile_seconds_saved,
@@ -60,6 +63,7 @@ def stats_json(reply: admin_pb2.StatsReply) -> dict[str, Any]:
                 "bytes": tier.bytes,
                 "limit_bytes": tier.limit_bytes,
                 "operations": dict(sorted(tier.operations.items())),
+                "trouble": tier.trouble,
             }
             for tier in reply.tiers
         ],

@@ -20,7 +20,8 @@ class Event:
     """Something that an operator should know."""
 
     unix_seconds: float
-    # A reason (a client's notice too), or one of: replaced, evicted, quarantined, lease-expired, not-canonicalized.
+    # A reason (a client's notice too), or one of: replaced, evicted, quarantined, lease-expired, not-canonicalized,
+    # tier-up, leases-alone, leases-shared.
     kind: str
     message: str
 

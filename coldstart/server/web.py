@@ -95,8 +95,9 @@ def health_app(app: App) -> Starlette:
         return PlainTextResponse("ok\n")  # the event loop answers: that is all there is to say
 
     async def ready(request: Request) -> Response:
-        if app.serving:
-            return PlainTextResponse("ok\n")
+        if app.serving:  # also with a shared tier down: no state of a tier makes a pod unready
+            degraded = ", ".join((await app.standing.snapshot()).degraded)
+            return PlainTextResponse(f"ok, degraded: {degraded}\n" if degraded else "ok\n")
         return PlainTextResponse("not serving\n", status_code=503)
 
     async def show_metrics(request: Request) -> Response:
@@ -147,6 +148,8 @@ def render(stats: dict[str, Any]) -> str:
         ("compiles offered", stats["compiles"]),
         ("open lookups", stats["open_lookups"]),
         ("compiling now", stats["leases"]),
+        ("leases kept by", stats["leases_kept"]),
+        ("trouble with leases", stats["leases_trouble"] or "none known"),
         ("mode", stats["mode"]),
         ("addresses", " ".join(stats["addresses"])),
         ("up", f"{stats['uptime_seconds']:.0f} s, pid {stats['pid']}, {stats['version']}"),
@@ -162,6 +165,7 @@ def render(stats: dict[str, Any]) -> str:
             _known(t["bytes"]),
             t["limit_bytes"] or "none",
             ", ".join(f"{name} {n}" for name, n in t["operations"].items()),
+            t["trouble"] or "none known",
         )
         for t in stats["tiers"]
     ]
@@ -177,7 +181,7 @@ def render(stats: dict[str, Any]) -> str:
         + "<h2>How lookups ended</h2>"
         + _table(("outcome", "reason", "tier", "count"), reasons)
         + "<h2>Tiers</h2>"
-        + _table(("tier", "where", "artifacts", "bytes", "limit", "operations"), tiers)
+        + _table(("tier", "where", "artifacts", "bytes", "limit", "operations", "trouble"), tiers)
         + "<h2>Events, newest first</h2>"
         + _table(("unix time", "kind", "what"), events)
         + "<p><a href=api/stats>the same as JSON</a></p></html>"

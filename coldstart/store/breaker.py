@@ -104,6 +104,11 @@ class Breaker:
         """Which circuits are open: reads, writes."""
         return tuple(circuit.word for circuit in (self._reads, self._writes) if circuit.open)
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it now, for people; "" where nothing is."""
+        return f"not asked for now, {' and '.join(self.open)} failed too often" if self.open else ""
+
     async def find(self, key: str) -> tuple[Header, ...]:
         return await self._read("find", lambda: self.inner.find(key))
 

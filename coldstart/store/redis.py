@@ -123,6 +123,11 @@ class RedisTier:
     def writable(self) -> bool:
         return True
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it now, for people; "" where nothing is."""
+        return self.link.trouble
+
     async def find(self, key: str) -> tuple[Header, ...]:
         check_key(key)
         found = []

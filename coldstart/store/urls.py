@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote, urlsplit
 
 from coldstart.errors import ConfigError, TierError
@@ -30,6 +31,9 @@ from coldstart.store.redis_url import RedisStore, open_redis, parse_redis
 from coldstart.store.tier import Tier
 from coldstart.store.url_options import Options
 from coldstart.store.wrap import Metered, ReadOnly
+
+if TYPE_CHECKING:  # needs the extra
+    from coldstart.store.redis import RedisTier
 
 OPTIONS = ("cs.limit", "cs.write")
 
@@ -105,6 +109,8 @@ def open_store(
     for folder in folders:
         if folders.count(folder) > 1:
             raise ConfigError(f"store disk://{folder} is named twice; name it once")
+    if sum(isinstance(store, RedisStore) for store in stores) > 1:
+        raise ConfigError("two redis:// stores are named; one daemon uses one Redis")
     tiers = [_open(store, recorder, environ) for store in stores]
     if len(tiers) == 1:
         return tiers[0]
@@ -116,6 +122,12 @@ def disk_of(tier: Tier) -> DiskTier | None:
     """The first disk tier inside, for handing files over by path; None where there is none."""
     found = innermost(tier, lambda inner: isinstance(inner, DiskTier))
     return found if isinstance(found, DiskTier) else None
+
+
+def redis_of(tier: Tier) -> RedisTier | None:
+    """The Redis tier inside, for its link; None where there is none."""
+    found = innermost(tier, lambda inner: hasattr(inner, "link"))
+    return None if found is None else cast("RedisTier", found)
 
 
 def _required(store: Store) -> bool:

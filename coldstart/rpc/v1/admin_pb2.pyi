@@ -11,7 +11,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("version", "pid", "uptime_seconds", "mode", "addresses", "lookups", "open_lookups", "leases", "compiles", "compile_seconds", "compile_seconds_saved", "wait_seconds", "load_seconds", "fetch_seconds", "identify_seconds", "tiers", "events")
+    __slots__ = ("version", "pid", "uptime_seconds", "mode", "addresses", "lookups", "open_lookups", "leases", "compiles", "compile_seconds", "compile_seconds_saved", "wait_seconds", "load_seconds", "fetch_seconds", "identify_seconds", "tiers", "events", "leases_kept", "leases_trouble")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,8 @@ class StatsReply(_message.Message):
     IDENTIFY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_KEPT_FIELD_NUMBER: _ClassVar[int]
+    LEASES_TROUBLE_FIELD_NUMBER: _ClassVar[int]
     version: str
     pid: int
     uptime_seconds: float
@@ -46,7 +48,9 @@ class StatsReply(_message.Message):
     identify_seconds: float
     tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
     events: _containers.RepeatedCompositeFieldContainer[Event]
-    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., mode: _Optional[_Union[_cache_pb2.Mode, str]] = ..., addresses: _Optional[_Iterable[str]] = ..., lookups: _Optional[_Iterable[_Union[LookupCount, _Mapping]]] = ..., open_lookups: _Optional[int] = ..., leases: _Optional[int] = ..., compiles: _Optional[int] = ..., compile_seconds: _Optional[float] = ..., compile_seconds_saved: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., identify_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+    leases_kept: str
+    leases_trouble: str
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., mode: _Optional[_Union[_cache_pb2.Mode, str]] = ..., addresses: _Optional[_Iterable[str]] = ..., lookups: _Optional[_Iterable[_Union[LookupCount, _Mapping]]] = ..., open_lookups: _Optional[int] = ..., leases: _Optional[int] = ..., compiles: _Optional[int] = ..., compile_seconds: _Optional[float] = ..., compile_seconds_saved: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., identify_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., leases_kept: _Optional[str] = ..., leases_trouble: _Optional[str] = ...) -> None: ...
 
 class LookupCount(_message.Message):
     __slots__ = ("outcome", "reason", "tier", "count")
@@ -61,7 +65,7 @@ class LookupCount(_message.Message):
     def __init__(self, outcome: _Optional[_Union[_cache_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_cache_pb2.Reason, str]] = ..., tier: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class TierStats(_message.Message):
-    __slots__ = ("name", "url", "artifacts", "bytes", "limit_bytes", "operations")
+    __slots__ = ("name", "url", "artifacts", "bytes", "limit_bytes", "operations", "trouble")
     class OperationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -75,13 +79,15 @@ class TierStats(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     url: str
     artifacts: int
     bytes: int
     limit_bytes: int
     operations: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., url: _Optional[str] = ..., artifacts: _Optional[int] = ..., bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., operations: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    trouble: str
+    def __init__(self, name: _Optional[str] = ..., url: _Optional[str] = ..., artifacts: _Optional[int] = ..., bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., operations: _Optional[_Mapping[str, int]] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("unix_seconds", "kind", "message")
