@@ -50,7 +50,10 @@ def read(path: Path, rules_off: Iterable[str] = ()) -> Dump:
     except ValueError as exc:
         raise InvalidRequest(f"{path} is not the text of a module: {exc}") from exc
     off = tuple(rules_off)
-    descriptor = jax_module.describe(module)
+    try:
+        descriptor = jax_module.describe(module)
+    except InvalidDescriptor as exc:
+        raise InvalidDescriptor(f"{path} can't be described: {exc}") from exc
     clone, notes = jax_internals.clone(module), []
     try:
         jax_module.apply_rewrites(clone, canonicalize(descriptor, off).rewrites)

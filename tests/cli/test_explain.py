@@ -235,6 +235,7 @@ def test_two_dumps_without_a_daemon(coldstart, tmp_path) -> None:
         (b"import os", "not the text of a module"),
         (b"ML\xefR\x00\xff", "not text"),
         (b"module { dense_resource<__elided__> : tensor<4xf32> }", "leaves out large constants"),
+        (b"", "a.mlir can't be described: the module has no function called main"),
     ],
 )
 def test_a_file_that_is_no_dump(coldstart, tmp_path, content: bytes, says: str) -> None:
