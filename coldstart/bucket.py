@@ -32,6 +32,7 @@ from coldstart.errors import ConfigError, TierError, TierFull, TierNotReady, Tie
 
 try:
     import requests
+    import urllib3
     from google.api_core import exceptions as answers
     from google.auth import default as default_credentials
     from google.auth.credentials import AnonymousCredentials, Credentials
@@ -314,6 +315,7 @@ class Bucket:
             except (
                 answers.GoogleAPICallError, requests.RequestException, transfers.DataCorruption,
                 transfers.InvalidResponse, GoogleAuthError, ConnectionError,
+                urllib3.exceptions.HTTPError,
             ) as exc:  # fmt: skip
                 trouble = self._trouble(exc)
                 if not further or not _worth_another(exc):

@@ -79,11 +79,12 @@ class TierError(ColdstartError):
     """A tier could not do it; not knowing is not a miss.
 
     The message always names the tier and what was tried. `partial`: it was one of several, and another, which can be
-    written, did answer: whoever asks can go on with that one.
+    written, did answer: whoever asks can go on with that one. `lasting`: the tier works, and will say the same again.
     """
 
     status = "UNAVAILABLE"
     partial = False
+    lasting = False
 
 
 class TierTimeout(TierError):

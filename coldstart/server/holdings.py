@@ -9,14 +9,14 @@ from __future__ import annotations
 import hmac
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.artifact import Artifact, Header
 from coldstart.errors import TierError
 from coldstart.identity.key import KeyRecord
-from coldstart.store.chain import ChainTier, innermost
+from coldstart.store.chain import ChainTier, innermost, within
 from coldstart.store.disk import DiskTier
 from coldstart.store.tier import Tier
 
@@ -78,6 +78,10 @@ class Holdings:
         self._disk = disk
         self.counts = counts
         self._places = tuple(places)
+        # Whoever remembers what it had to take away.
+        self._damaged: list[Callable[[str], bool]] = [
+            tier.damaged_recently for tier in within(chain) if hasattr(tier, "damaged_recently")
+        ]
         self.tier_names = tuple(place.name for place in places)
 
     async def find(self, key: str) -> tuple[Header, ...]:
@@ -143,8 +147,8 @@ class Holdings:
             return ""
 
     def damaged(self, key: str) -> bool:
-        """True where a copy of `key` was damaged on the disk, has been taken away, and no other came since."""
-        return self._disk is not None and self._disk.damaged_recently(key)
+        """True where a tier had a bad copy of `key`, took it away, and no other came since."""
+        return any(damaged(key) for damaged in self._damaged)
 
     async def open_spool(self, header: Header) -> Path | None:
         """An empty file for the whole artifact; the disk takes it over on `put`. None: no disk."""

@@ -151,7 +151,10 @@ class Breaker:
         except TierNotReady:
             raise
         except TierError as exc:
-            self._failed(circuit, exc)
+            if exc.lasting:
+                self._worked(circuit)
+            else:
+                self._failed(circuit, exc)
             raise
         except asyncio.CancelledError as exc:
             if self._now() - start >= SILENT_SECONDS:

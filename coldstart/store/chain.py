@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Literal, TypeVar
 
 from coldstart.artifact import Artifact, FilePayload, Header
@@ -139,7 +139,7 @@ class ChainTier:
                 if must:
                     raise
                 self._failed(tier, "put", exc)
-                if isinstance(exc, TierError):
+                if isinstance(exc, TierError) and not exc.lasting:
                     self._later.add(tier, mine)
                 continue
             if header.digest != mine.digest:  # somebody was first
@@ -317,12 +317,13 @@ def _raise_unknown(op: str, failures: list[Exception], *, partial: bool = False)
     raise error from failures[0]
 
 
-def innermost(tier: Tier, wanted: Callable[[Tier], bool]) -> Tier | None:
-    """The first tier inside wrappers and chains that is `wanted`; for whoever composes a daemon."""
-    if wanted(tier):
-        return tier
+def within(tier: Tier) -> Iterator[Tier]:
+    """`tier` and all tiers inside wrappers and chains, in order; for whoever composes a daemon."""
+    yield tier
     for inner in getattr(tier, "tiers", ()) or filter(None, [getattr(tier, "inner", None)]):
-        found = innermost(inner, wanted)
-        if found is not None:
-            return found
-    return None
+        yield from within(inner)
+
+
+def innermost(tier: Tier, wanted: Callable[[Tier], bool]) -> Tier | None:
+    """The first of those that is `wanted`."""
+    return next(filter(wanted, within(tier)), None)

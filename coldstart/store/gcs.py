@@ -39,7 +39,7 @@ from coldstart.store.recorder import Recorder, ignore
 log = logging.getLogger(__name__)
 
 LAYOUT = "coldstart/v1"
-MARK = "coldstart-artifact"  # metadata of what we wrote; its value is the digest
+MARK = "coldstart-artifact"  # metadata of what we wrote: how many bytes that was
 NO_VARIANT = "any"
 HEAD_BYTES = 16 << 10  # holds every header but those of very large targets
 REMEMBERED_SECONDS = 60.0
@@ -80,6 +80,7 @@ class GcsTier:
         self._limit_bytes = limit_bytes
         self._recorder = recorder
         self._now = now
+        self._damaged: OrderedDict[str, None] = OrderedDict()  # keys, until something sound is put
         # key -> (when it was seen, what is there); the oldest first
         self._seen: OrderedDict[str, tuple[float, tuple[_Place, ...]]] = OrderedDict()
 
@@ -100,7 +101,11 @@ class GcsTier:
             place = await self._place(check_key(key), digest)
             if place is None:
                 return None
-            payload = await self._payload(place)
+            try:
+                payload = await self._payload(place)
+            except ArtifactCorrupt as exc:
+                await self._heal(place.stored, exc)
+                raise
             if payload is not None:
                 return Artifact(place.header, BytesPayload(payload))
             self._seen.pop(key, None)
@@ -119,7 +124,7 @@ class GcsTier:
         self._seen.pop(header.key, None)
         for _ in range(TRIES):
             there = await self._bucket.stat(name)
-            held = None if there is None else await self._held(there, header.key)
+            held = None if there is None else await self._held(there, header)
             if held is not None:
                 return held.header
             try:
@@ -127,13 +132,14 @@ class GcsTier:
                     name,
                     body.parts,
                     body.size_bytes,
-                    metadata={MARK: header.digest},
+                    metadata={MARK: str(body.size_bytes)},
                     generation=0 if there is None else there.generation,
                 )
             except OSError as exc:
                 raise TierError(f"gcs: the payload to store can't be read: {exc}") from exc
             now = await self._bucket.stat(name)  # the server may not have honoured the condition
             if written and now and written.generation == now.generation:
+                self._damaged.pop(header.key, None)
                 return header
         raise TierError(f"gcs: put of {name}: it was changed {TRIES} times by others meanwhile")
 
@@ -164,6 +170,10 @@ class GcsTier:
     async def close(self) -> None:
         self._seen.clear()
         await self._bucket.close()
+
+    def damaged_recently(self, key: str) -> bool:
+        """True where a copy of `key` was found to be bad, and no other was put here since."""
+        return key in self._damaged
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -206,18 +216,18 @@ class GcsTier:
             await self._heal(stored, exc)
         return None
 
-    async def _held(self, stored: Stored, key: str) -> _Place | None:
-        """What a writer finds under its name; None: something of ours that is bad, to be replaced."""
+    async def _held(self, stored: Stored, mine: Header) -> _Place | None:
+        """What a writer finds under its name; None: nothing any more, or what is bad and can be replaced."""
         if MARK not in stored.metadata:
-            raise TierError(
-                f"gcs: {stored.name} was not written by coldstart and is left alone; remove it by hand"
-            )
+            raise _left_alone(f"gcs: {stored.name} was not written by coldstart; remove it by hand")
         try:
-            return await self._read_head(stored, key)
+            place = await self._read_head(stored, mine.key)
+            if place is not None and place.header.digest == mine.digest:
+                # Published again, so perhaps as somebody found it bad: here are the bytes to repair it with.
+                return None if await self._payload(place) is None else place
+            return place
         except ArtifactMismatch as exc:
-            raise TierError(
-                f"gcs: {stored.name} is of another release and left alone: {exc}"
-            ) from exc
+            raise _left_alone(f"gcs: {stored.name} is of another release: {exc}") from exc
         except ArtifactCorrupt as exc:
             self._recorder(self.name, "heal", "corrupt", 0.0)
             log.warning("gcs: %s is bad and replaced: %s", stored.name, exc)
@@ -242,7 +252,7 @@ class GcsTier:
         raise AssertionError("the last try returns or raises")
 
     async def _payload(self, place: _Place) -> bytes | None:
-        """The payload, hashed; None: gone. Raises ArtifactCorrupt, once it was put aside."""
+        """The payload, hashed; None: gone. Raises ArtifactCorrupt."""
         header, stored = place.header, place.stored
         seconds = min(MOST_GET_SECONDS, GET_SHARE * header.compile_seconds)
         for _ in range(2):
@@ -256,15 +266,16 @@ class GcsTier:
             payload = data[place.offset : place.offset + header.payload_bytes]
             if data.startswith(header.prefix()) and await _digest(payload) == header.digest:
                 return payload
-        bad = ArtifactCorrupt(f"gcs: {stored.name} does not have the digest that it claims")
-        await self._heal(stored, bad)
-        raise bad
+        raise ArtifactCorrupt(f"gcs: {stored.name} does not have the digest that it claims")
 
     # --- removing ------------------------------------------------------------------------------
 
     async def _heal(self, stored: Stored, bad: ArtifactCorrupt) -> None:
         self._recorder(self.name, "heal", "corrupt", 0.0)
         log.warning("gcs: %s is bad: %s", stored.name, bad)
+        self._damaged[self._key_of(stored)] = None
+        if len(self._damaged) > REMEMBERED_KEYS:
+            self._damaged.popitem(last=False)
         if not self._write:
             return
         try:
@@ -281,9 +292,11 @@ class GcsTier:
         return await self._remove(stored)
 
     async def _remove(self, stored: Stored) -> bool:
-        key = stored.name.removeprefix(f"{self._base}/artifacts/").partition("/")[0]
-        self._seen.pop(key, None)
+        self._seen.pop(self._key_of(stored), None)
         return await self._bucket.delete(stored.name, stored.generation)
+
+    def _key_of(self, stored: Stored) -> str:
+        return stored.name.removeprefix(f"{self._base}/artifacts/").partition("/")[0]
 
     def _check_writable(self, op: str) -> None:
         if not self._write:
@@ -320,11 +333,18 @@ def _checked(stored: Stored, key: str, header: Header, offset: int) -> _Place:
         raise ArtifactCorrupt(
             f"gcs: {stored.name} holds {header.key} {header.variant}", reason="key-mismatch"
         )
-    if stored.size_bytes < offset + header.payload_bytes:
+    written, least = stored.metadata[MARK], offset + header.payload_bytes
+    if written != str(stored.size_bytes) or stored.size_bytes < least:
         raise ArtifactCorrupt(
-            f"gcs: {stored.name} has {stored.size_bytes} bytes, its header promises more"
+            f"gcs: {stored.name} has {stored.size_bytes} bytes; {written} were written, {least} needed"
         )
     return _Place(stored, header, offset)
+
+
+def _left_alone(words: str) -> TierError:
+    error = TierError(f"{words}; it is left alone")
+    error.lasting = True
+    return error
 
 
 async def _digest(data: bytes) -> str:

@@ -99,8 +99,10 @@ class WriteBack:
                     await self._adopt(tier, header, stored)
         except (ArtifactError, TooLarge, InvalidRequest) as exc:
             log.warning("%s: late put of %s given up: %s", tier.name, header.key[:16], exc)
-        except TierError:
-            raise
+        except TierError as exc:
+            if not exc.lasting:
+                raise
+            log.warning("%s: late put of %s given up: %s", tier.name, header.key[:16], exc)
         except Exception:  # a mistake of ours: nobody waits for this task to hear of it
             log.exception("%s: late put of %s", tier.name, header.key[:16])
         self._recorder(tier.name, "write-back", outcome, time.monotonic() - start)

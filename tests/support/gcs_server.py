@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -122,8 +123,16 @@ class GcsServer:
 
     def write(self, bucket: str, name: str, data: bytes, metadata: dict[str, str]) -> None:
         """Over whatever is there."""
-        headers = {f"x-goog-meta-{key}": value for key, value in metadata.items()}
-        self._ask("PUT", f"/{bucket}/{quote(name)}", data=data, headers=headers)
+        about = json.dumps({"name": name, "metadata": metadata}).encode()
+        parts = [b"--edge", b"content-type: application/json", b"", about]
+        parts += [b"--edge", b"content-type: application/octet-stream", b"", data, b"--edge--"]
+        self._ask(
+            "POST",
+            f"/upload/storage/v1/b/{bucket}/o",
+            params={"uploadType": "multipart"},
+            data=b"\r\n".join(parts),
+            headers={"Content-Type": "multipart/related; boundary=edge"},
+        )
 
     def damage(self, bucket: str, name: str, change: Callable[[bytes], bytes]) -> None:
         """Other bytes under the same name, marked as before."""
