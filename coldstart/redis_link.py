@@ -420,4 +420,5 @@ def _text(path: Path | None) -> str | None:
 
 
 def _words(exc: BaseException) -> str:
-    return str(exc) or type(exc).__name__
+    """The first line: the library's messages can be whole paragraphs."""
+    return (str(exc).strip() or type(exc).__name__).splitlines()[0][:200]

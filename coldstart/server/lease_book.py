@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coldstart.errors import LeaseLost
 from coldstart.lease.board import Busy, Failure, LeaseBoard
+from coldstart.lease.fleet import FleetLeaseBoard
 from coldstart.outcomes import Reason
 from coldstart.server.negatives import NegativeEntries
 from coldstart.server.open_lookups import OpenLookup
@@ -37,6 +38,11 @@ class LeaseBook:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other daemons' clients take leases from the same board."""
+        return isinstance(self._board, FleetLeaseBoard)
 
     def holder(self, lease_id: str) -> OpenLookup | None:
         """The lookup that holds it; None: unknown or over."""

@@ -217,9 +217,16 @@ class Lookups:
             closing.cancel()
         if end is None or end.why is not End.FAILED or end.failure is None:
             return None
-        reason = Reason(end.failure.kind)
+        known = {reason.value: reason for reason in Reason}
+        reason = known.get(end.failure.kind, Reason.NEGATIVE_COMPILE)  # a newer daemon's word
         if reason is Reason.TOO_SMALL and lookup.asker.planned:
             return None
+        if self._negatives.get(lookup.key) is None:  # another daemon's
+            if (
+                reason not in NEGATIVE_REASONS
+            ):  # about that host, say its full disk; here it may go well
+                return None
+            self._negatives.add(lookup.key, reason, end.failure.message)
         return Refused(reason, end.failure.message, lookup.key)
 
     async def reject(self, lookup_id: str, key: str, digest: str, reason: Reason) -> Answer:

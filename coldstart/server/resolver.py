@@ -88,6 +88,7 @@ class Resolver:
 
     async def _decide(self, lookup: OpenLookup) -> Answer:
         key, asker = lookup.key, lookup.asker
+        looked_again = False
         while True:
             publishes = self._publisher.count
             trouble = None
@@ -115,10 +116,23 @@ class Resolver:
             busy = await self._leases.acquire(lookup)
             if busy is not None:
                 return self._waiting(key, busy)
-            if publishes == self._publisher.count:
+            if publishes == self._publisher.count and (
+                looked_again or not await self._came_elsewhere(lookup, trouble)
+            ):
                 return self._leased(lookup, trouble)
             # Something was published between looking and leasing; it may have been this.
+            looked_again = True
             await self._leases.release(lookup.lease_id)
+
+    async def _came_elsewhere(self, lookup: OpenLookup, trouble: Reason | None) -> bool:
+        """Whether another daemon published it between our look and our lease, and gave its lease back."""
+        if not self._leases.shared or trouble is not None:
+            return False
+        try:
+            headers = await self._holdings.find(lookup.key)
+        except (TierError, TooLarge):
+            return False
+        return choose(headers, lookup.asker.cpu_features, lookup.excluded) is not None
 
     def _observe(self, lookup: OpenLookup, header: Header | None) -> Answer | None:
         """Observe mode takes nothing. A client that observes of itself is told what it would have hit."""
