@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 from gcs_server import cloud, gcs_process, own_cloud  # noqa: F401
+from redis_server import redis_server, redis_servers, shared_redis  # noqa: F401
 
 from coldstart import artifact, wire
 from coldstart.identity.key import Component, KeyRecord, key_of
