@@ -32,6 +32,7 @@ _Facts = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Known:
+    path: str  # of the key's folder
     folder: _Facts
     entries: tuple[Entry, ...]
     objects: dict[Path, _Facts] = field(
@@ -66,7 +67,7 @@ class Recent:
             self._known.pop(key, None)
             if before is None or not entries:
                 return
-            self._known[key] = _Known(before, tuple(entries))
+            self._known[key] = _Known(str(self._folder_of(key)), before, tuple(entries))
             while len(self._known) > MAX_KEYS:
                 self._known.popitem(last=False)
 
@@ -91,7 +92,7 @@ class Recent:
         if known is None:
             return None
         try:
-            facts = os.stat(self._folder_of(key))
+            facts = os.stat(known.path)
         except OSError:
             return None
         if (facts.st_dev, facts.st_ino, facts.st_mtime_ns) != known.folder:
