@@ -11,7 +11,7 @@ PYTEST = TEST_COUNTS=$(COUNTS)
 COUNTS = .venv/test-counts.jsonl
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-long test-outside ci lint fmt proto dev stacks-found test-stacks
+.PHONY: help run test test-fast test-long test-outside ci lint fmt proto dev packages stacks-found test-stacks
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | column -t -s '|'
@@ -20,14 +20,14 @@ run:  ## from a bare checkout to `coldstart demo`
 	@$(ENVIRONMENT) run
 	@.venv/bin/coldstart demo $(ARGS)
 
-test: lint stacks-found  ## lint, the whole suite on one stack, what depends on JAX on all that are here
+test: lint stacks-found packages  ## lint, the whole suite on one stack, what depends on JAX on all that are here
 	@$(PYTEST) .venv/bin/python -m pytest $(ARGS)
 	@$(MAKE) --no-print-directory test-stacks
 
-test-fast: dev  ## the suite without what takes long and without the other stacks
+test-fast: dev packages  ## the suite without what takes long and without the other stacks
 	@.venv/bin/python -m pytest -m "not long and not stacks" $(ARGS)
 
-test-long: lint stacks-found  ## everything; the whole suite on stack B and with the oldest releases too
+test-long: lint stacks-found packages  ## everything; the whole suite on stack B and with the oldest releases too
 	@$(PYTEST) .venv/bin/python -m pytest -m "" $(ARGS)
 	@if [ -e .venv-b/stamp-b ]; then $(PYTEST) .venv-b/bin/python -m pytest -m "" $(ARGS); fi
 	@if [ -e .venv-c/stamp-c ]; then $(PYTEST) .venv-c/bin/python -m pytest -m stacks $(ARGS); fi
@@ -56,6 +56,10 @@ proto:  ## generate coldstart/rpc from proto/
 
 dev:
 	@$(ENVIRONMENT) dev
+
+# What the tests need beside Python.
+packages:
+	@$(PYTHON) .ci/system_packages.py redis-server
 
 # Every environment that this machine has an interpreter for; one that is missing is noted for the summary.
 stacks-found: dev

@@ -26,7 +26,7 @@ NO_INTERPRETER = 3
 ENVIRONMENTS = {
     "run": (".venv", ANY, None, "daemon,models"),
     "dev": (".venv", ANY, None, "daemon,redis,gcs,tpu,models,dev"),
-    "b": (".venv-b", ("3.12",), "b", "daemon,tpu,models,test"),
+    "b": (".venv-b", ("3.12",), "b", "daemon,redis,tpu,models,test"),
     "c": (".venv-c", ("3.12",), "c", "daemon,tpu,models,test"),
     "oldest": (".venv-oldest", ("3.11",), "oldest", "daemon,redis,models,test"),
     "proto": (".venv-proto", ("3.11", "3.12"), None, None),

@@ -28,6 +28,7 @@ STACKS = {"0.10": "A", "0.11": "B", "0.12": "C"}
 RINGS = ("reference", "interpret", "lowering", "tpu")
 KINDS = (*(f"ring {ring}" for ring in RINGS), "golden keys", "identity", "hook", "e2e", "other")
 RESULTS = ("passed", "failed", "skipped")
+PROGRAMS = ("redis-server",)  # beside Python; the tests that need one fail without it
 
 
 def set_environment() -> None:
@@ -115,7 +116,7 @@ class Count:
         counted = Counter(f"{kind}|{result}" for kind, result in self.ends.values())
         runs = [*earlier_runs(), {"stack": stack_name(), "counted": counted}]
         terminalreporter.section("tests by kind", sep="-")
-        for line in table(runs):
+        for line in (*table(runs), *missing_programs()):
             terminalreporter.write_line(line)
         if "TEST_COUNTS" in os.environ:
             with open(os.environ["TEST_COUNTS"], "a") as opened:
@@ -128,6 +129,15 @@ def earlier_runs() -> list[dict]:
     except (KeyError, OSError):
         return []
     return [json.loads(line) for line in lines]
+
+
+def missing_programs() -> list[str]:
+    """A line for each that is not here: its tests failed, they were not skipped."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    return [
+        f"missing: {program}, so its tests fail; `make test` as root installs it"
+        for program in missing
+    ]
 
 
 def table(runs: list[dict]) -> list[str]:
