@@ -85,23 +85,8 @@ class Recent:
 
     def entries(self, key: str) -> tuple[Entry, ...] | None:
         """What is still true; None: look."""
-        with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-        if known is None:
-            return None
-        try:
-            facts = os.stat(known.path)
-        except OSError:
-            return None
-        if (facts.st_dev, facts.st_ino, facts.st_mtime_ns) != known.folder:
-            return None
-        # An object may be lost without its entry; only what is there is offered.
-        for entry in known.entries:
-            if known.objects.get(entry.object) != _facts_of(entry.object):
-                return None
-        return known.entries
+        known = self._true(key)
+        return None if known is None else known.entries
 
     def headers(self, key: str) -> tuple[Header, ...] | None:
         entries = self.entries(key)
@@ -109,13 +94,11 @@ class Recent:
 
     def artifact(self, key: str, digest: str, stamp: Callable[[], int]) -> Artifact | None:
         """The artifact, its use stamped; None: look."""
-        for entry in self.entries(key) or ():
-            if entry.header.digest != digest:
+        known = self._true(key)
+        for entry in known.entries if known is not None else ():
+            if known is None or entry.header.digest != digest:
                 continue
             size = entry.header.payload_bytes
-            known = self._known.get(key)
-            if known is None:
-                return None
             device, inode, total, _ = known.objects[entry.object]
             used = stamp()
             try:
@@ -125,6 +108,28 @@ class Recent:
             known.objects[entry.object] = (device, inode, total, used)
             return Artifact(entry.header, FilePayload(entry.object, total - size, size))
         return None
+
+    def _true(self, key: str) -> _Known | None:
+        """What is known of a key, where nothing of it has changed. Whoever goes on with it takes no second look: another
+        thread may have put something else in its place by then."""
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+        if known is None:
+            return None
+        try:
+            facts = os.stat(self._folder_of(key))
+        except OSError:
+            return None
+        if (facts.st_dev, facts.st_ino, facts.st_mtime_ns) != known.folder:
+            return None
+        # An object may be lost without its entry; only what was opened and is there is offered.
+        for entry in known.entries:
+            opened = known.objects.get(entry.object)
+            if opened is None or opened != _facts_of(entry.object):
+                return None
+        return known
 
 
 def _facts_of(path: Path) -> _Facts | None:

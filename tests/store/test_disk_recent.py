@@ -109,6 +109,42 @@ async def test_an_object_that_changed_is_looked_at_again(
 
 
 @pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("change", [shorten, replace, remove])
+async def test_an_object_that_was_found_and_never_opened_is_looked_at(
+    root: Path, new_artifact: Any, change: Callable[[Path, Any], None]
+) -> None:
+    tier, artifact = DiskTier(root), new_artifact("a")
+    await tier.put(artifact, None)
+    assert await tier.find(artifact.header.key) == (artifact.header,)
+    change(path_of(tier, artifact), artifact)
+    with suppress(ArtifactError):
+        assert await tier.get(artifact.header.key, artifact.header.digest) is None
+    assert await tier.find(artifact.header.key) == ()
+    await tier.put(artifact, None)
+    assert await tier.get(artifact.header.key, artifact.header.digest) is not None
+    await tier.close()
+
+
+@pytest.mark.usefixtures("settled")
+async def test_what_another_thread_learns_meanwhile_disturbs_no_hit(
+    root: Path, new_artifact: Any
+) -> None:
+    tier, artifact = DiskTier(root), new_artifact("a")
+    key, digest = artifact.header.key, artifact.header.digest
+    await warm(tier, artifact)
+
+    def stamp() -> int:
+        tier._find(key)  # as a reader's thread may do at any moment
+        return tier._stamp()
+
+    found = tier._recent.artifact(key, digest, stamp)
+    assert found is not None and found.header == artifact.header
+    tier._find(key)
+    assert await tier.get(key, digest) is not None
+    await tier.close()
+
+
+@pytest.mark.usefixtures("settled")
 async def test_another_process_on_the_same_root_is_seen(root: Path, new_artifact: Any) -> None:
     ours, theirs = DiskTier(root), DiskTier(root)
     one = new_artifact("a")
