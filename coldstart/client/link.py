@@ -45,7 +45,9 @@ class Link:
         self._lock = threading.Lock()
         self._connecting = threading.Lock()  # before _lock
         self._client: CacheClient | None = None
-        self._down: DaemonError | None = None
+        # Its words only, made an error anew each time: one that is raised again grows by its raisers' frames, and
+        # holds their modules for as long as it lives.
+        self._down: tuple[type[DaemonError], str] | None = None
         self._retrying = False
         self._patience = SMALL_CALL_SECONDS
         self._now = now
@@ -72,7 +74,8 @@ class Link:
     def _known(self) -> CacheClient | None:
         with self._lock:
             if self._client is None and self._down is not None:
-                raise self._down
+                kind, message = self._down
+                raise kind(message)
             return self._client
 
     def foreground(self, call: Callable[[], T]) -> T:
@@ -99,7 +102,7 @@ class Link:
             self.lost_seconds += lost_seconds
             self._patience /= 2
             self._settled = self._now()
-            self._down = error
+            self._down = (type(error), str(error))
             self._client = None
             if self._retrying:
                 return

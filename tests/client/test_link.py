@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import time
+import weakref
 from typing import Any
 
 import pytest
 
 from coldstart.client.link import REGROW_SECONDS, Link
-from coldstart.errors import DaemonError, DaemonTimeout
+from coldstart.errors import DaemonAbsent, DaemonError, DaemonTimeout
 from coldstart.rpc.v1 import cache_pb2 as pb
 
 
@@ -32,6 +34,25 @@ def test_a_daemon_that_is_known_to_be_down_is_not_asked_again(tmp_path: Any) -> 
         with pytest.raises(DaemonError):
             link.client()
     assert (link.lost_seconds, link.patience) == (lost, patience)
+
+
+def test_what_is_raised_while_it_is_down_holds_nobodys_frames(tmp_path: Any) -> None:
+    class Module:
+        """Stands for what a caller has in hand while it asks."""
+
+    held: list[weakref.ref[Module]] = []
+
+    def ask(link: Link) -> None:
+        module = Module()
+        held.append(weakref.ref(module))
+        with pytest.raises(DaemonAbsent, match="no daemon at .*start one with"):
+            link.client()
+
+    link = Link(f"unix://{tmp_path}/nobody.sock", holder="test")
+    for _ in range(5):
+        ask(link)
+    gc.collect()
+    assert [module() for module in held] == [None] * 5
 
 
 class _Late:
