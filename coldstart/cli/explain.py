@@ -30,7 +30,13 @@ KEY = f"cs1-{'0123456789abcdef' * 4}"
 @click.argument("what", nargs=-1, metavar="KEY [OTHER] | FILE [FILE]")
 @click.option("--nearest", is_flag=True, help="Compare KEY with the key that it just missed.")
 @click.option("--rules", "list_rules", is_flag=True, help="List the rules: reason and proof.")
-@click.option("--limit", default=SHOWN, show_default=True, help="Differences that are shown.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=SHOWN,
+    show_default=True,
+    help="Differences that are shown.",
+)
 @click.option("--address", metavar="ADDRESS", help=reach.ADDRESS_HELP)
 @click.option(
     "--store", "stores", multiple=True, metavar="URL", help="Look here, without a daemon."
@@ -67,7 +73,9 @@ def command(
             raise click.UsageError("--nearest goes with a key; files are compared with each other")
         for name in what:
             if not Path(name).is_file():
-                raise click.UsageError(f"{name!r} is neither a key nor a file")
+                raise click.UsageError(
+                    f"{name!r} is neither a key nor a file; a key is cs1- and 64 hex digits"
+                )
         found = _of_files([Path(name) for name in what], limit)
     click.echo(json.dumps(found, indent=2) if as_json else explain_text.account_text(found, limit))
     sides = [side for side in (found["left"], found["right"]) if side is not None]

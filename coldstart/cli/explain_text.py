@@ -43,7 +43,7 @@ def _account(found: dict[str, Any], limit: int) -> Iterator[str]:
         yield from _wrapped("note: ", note, indent="")
         yield ""
     yield from _side(left, limit)
-    if right is not None:
+    if right is not None and right != left:
         yield ""
         yield from _side(right, limit)
 
@@ -76,7 +76,7 @@ def _difference(difference: dict[str, Any], whose: str) -> Iterator[str]:
         yield f"{whose}: no node or attribute differs"
         return
     many = "" if difference["all"] else "at least "
-    yield f"{whose} differ in {many}{_facts(count)}; rules strip {stripped} of them"
+    yield f"{whose} differ in {many}{_counted(count, 'fact')}; rules strip {stripped} of them"
     for at, group in _grouped(difference["shown"], "function", "op", "rule", "why"):
         function, op, rule, why = at
         first = group[0]
@@ -112,7 +112,7 @@ def _side(side: dict[str, Any], limit: int) -> Iterator[str]:
     if side["remembered"] > len(side["programs"]):
         yield f"  {side['remembered']} raw programs came to it, shown are {len(side['programs'])}"
     elif record is not None and not side["programs"]:
-        yield "  no raw program is remembered: none was described to this daemon since it started"
+        yield "  no raw program of it is remembered: none was described to this daemon since it started"
     for program in side["programs"][:limit]:
         yield from _program(program, limit)
 
@@ -126,7 +126,8 @@ def _program(program: dict[str, Any], limit: int) -> Iterator[str]:
             yield f"  {name}: its descriptor is not kept any more"
         return
     stripped = program["stripped"]
-    yield f"  {name}: {program['nodes']} ops in {program['functions']} functions, {_facts(len(stripped))} stripped"
+    size = f"{_counted(program['nodes'], 'op')} in {_counted(program['functions'], 'function')}"
+    yield f"  {name}: {size}, {_counted(len(stripped), 'fact')} stripped"
     for at, edits in _grouped(stripped[:limit], "function", "op", "rule"):
         function, op, rule = at
         yield f"    @{function} op {op} {edits[0]['name']}, by {rule}"
@@ -165,7 +166,7 @@ def _notes(notes: list[str]) -> Iterator[str]:
     left_out = [note.removeprefix(head) for note in notes if note.startswith(head)]
     if left_out:
         yield from _wrapped("left out of the hash: ", ", ".join(left_out))
-    for note in notes:
+    for note in dict.fromkeys(notes):  # one reason may stand for several attributes of an op
         if not note.startswith(head):
             yield from _wrapped("note: ", note)
 
@@ -177,8 +178,8 @@ def _grouped(
         yield at, list(group)
 
 
-def _facts(count: int) -> str:
-    return "1 fact" if count == 1 else f"{count} facts"
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _short(text: str) -> str:

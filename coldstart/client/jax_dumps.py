@@ -45,6 +45,8 @@ def read(path: Path, rules_off: Iterable[str] = ()) -> Dump:
             f"{path} leaves out large constants ({ELIDED}), so it does not say which program it is; "
             "print it without a limit on elements"
         )
+    if not text.strip():
+        raise InvalidRequest(f"{path} is empty; dump a module with lowered.as_text()")
     try:
         module = jax_internals.parse_module(text)
     except ValueError as exc:

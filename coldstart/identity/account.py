@@ -171,8 +171,8 @@ def _notes(
         if missing:
             yield (
                 f"no descriptor is remembered of {' and '.join(missing)}, so the programs can't be compared node by "
-                "node (a daemon keeps them in memory, and only of programs that might be rewritten); dump both "
-                "modules with lowered.as_text() and compare the files"
+                "node (a daemon keeps them in memory, and only of programs that might be rewritten or took half a "
+                "second to compile); dump both modules with lowered.as_text() and compare the files"
             )
     elif not difference["count"]:
         yield BLIND_SPOT

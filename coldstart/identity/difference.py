@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from coldstart.identity.descriptor import Fragment, GraphDescriptor
+from coldstart.identity.descriptor import Effect, Fragment, GraphDescriptor, Read
 from coldstart.identity.explain import Program, input_value, kernel_name, who_reads
 from coldstart.identity.rewrite import Rewrite
 
@@ -41,7 +41,9 @@ class Difference:
     op: int  # ordinal in the function; -1: the function, or the program, itself
     name: str  # of the op
     kernel: str  # of an opaque kernel: what it is called
-    what: str  # attribute NAME, operands, types, shardings, regions, read set, op, function, inputs, fragment, header
+    # attribute NAME, operands, types, shardings, effect, ops by region, read set, op, function, aliased inputs,
+    # donated inputs, fragment, header NAME
+    what: str
     left: str
     right: str
     rule: str  # that makes both sides equal; "": it stays
@@ -172,16 +174,17 @@ def _facts(
     ):
         texts_l = [l.strings[column_l[v]] for v in _defined(l, a)]
         texts_r = [r.strings[column_r[v]] for v in _defined(r, b)]
-        if texts_l != texts_r:
+        if texts_l != texts_r and (any(texts_l) or any(texts_r)):  # "" says nothing
             yield what, ", ".join(texts_l), ", ".join(texts_r)
     if l.node_effect[a] != r.node_effect[b]:
-        yield "effect", str(int(l.node_effect[a])), str(int(r.node_effect[b]))
+        one, other = (Effect(int(e)).name.lower() for e in (l.node_effect[a], r.node_effect[b]))
+        yield "effect", one, other
     if _shape(l, a) != _shape(r, b):
-        yield "regions", str(_shape(l, a)), str(_shape(r, b))
+        yield "ops by region", str(_shape(l, a)), str(_shape(r, b))
     if len(l.read_operand) or len(r.read_operand):
         reads_l, reads_r = _reads(l, a), _reads(r, b)
         if reads_l != reads_r:
-            yield "read set", str(reads_l), str(reads_r)
+            yield "read set", ", ".join(reads_l), ", ".join(reads_r)
 
 
 def _attributes(
@@ -216,9 +219,13 @@ def _shape(d: GraphDescriptor, node: int) -> list[int]:
     return (d.region_end_node[owned] - d.region_first_node[owned]).tolist()  # type: ignore[no-any-return]
 
 
-def _reads(d: GraphDescriptor, node: int) -> list[int]:
+def _reads(d: GraphDescriptor, node: int) -> list[str]:
+    """Operand by operand, as an account of a kernel says it."""
     begin, end = np.searchsorted(d.read_operand, d.operand_start[node : node + 2])
-    return d.read_state[begin:end].tolist()  # type: ignore[no-any-return]
+    return [
+        f"operand {row - d.operand_start[node]} {Read(int(state)).name.lower()}"
+        for row, state in zip(d.read_operand[begin:end], d.read_state[begin:end], strict=True)
+    ]
 
 
 def _judged(
@@ -303,13 +310,22 @@ def _why_a_view_stays(p: Program, index: int) -> str:
     return who_reads(p, (value,)) or "an output or an effect depends on it"
 
 
+def _aliased(d: GraphDescriptor) -> str:
+    pairs = [(i, output) for i, output in enumerate(d.input_alias_output.tolist()) if output >= 0]
+    return ", ".join(f"input {i} with output {output}" for i, output in pairs) or ABSENT
+
+
+def _donated(d: GraphDescriptor) -> str:
+    return ", ".join(f"input {i}" for i in np.flatnonzero(d.input_donated).tolist()) or ABSENT
+
+
 def _inputs(left: Program, right: Program) -> Iterator[Difference]:
     l, r = left.descriptor, right.descriptor  # noqa: E741
     function = l.strings[l.function_name[l.entry]]
-    for name in ("input_alias_output", "input_donated"):
-        a, b = getattr(l, name).tolist(), getattr(r, name).tolist()
-        if a != b:
-            yield Difference(function, -1, "func.func", "", name, str(a), str(b), "", "")
+    for what, words in (("aliased inputs", _aliased), ("donated inputs", _donated)):
+        one, other = words(l), words(r)
+        if one != other:
+            yield Difference(function, -1, "func.func", "", what, one, other, "", "")
     at_l = {fragment.input: fragment for fragment in l.fragments}
     at_r = {fragment.input: fragment for fragment in r.fragments}
     for index in sorted(at_l.keys() | at_r.keys()):

@@ -175,6 +175,8 @@ def test_rules_say_reason_and_proof(coldstart) -> None:
         ((), "give a key"),
         (("a", "b", "c"), "give a key"),
         (("nowhere.mlir",), "neither a key nor a file"),
+        (("cs1-0123",), "a key is cs1- and 64 hex digits"),
+        ((f"cs1-{'0' * 64}", "--limit=0"), "--limit"),
         ((f"cs1-{'0' * 64}", "nowhere.mlir"), "not a key"),
         ((__file__, "--nearest"), "--nearest goes with a key"),
     ],
@@ -235,7 +237,8 @@ def test_two_dumps_without_a_daemon(coldstart, tmp_path) -> None:
         (b"import os", "not the text of a module"),
         (b"ML\xefR\x00\xff", "not text"),
         (b"module { dense_resource<__elided__> : tensor<4xf32> }", "leaves out large constants"),
-        (b"", "a.mlir can't be described: the module has no function called main"),
+        (b" \n", "a.mlir is empty"),
+        (b"module {}", "a.mlir can't be described: the module has no function called main"),
     ],
 )
 def test_a_file_that_is_no_dump(coldstart, tmp_path, content: bytes, says: str) -> None:

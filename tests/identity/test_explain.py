@@ -124,7 +124,20 @@ def test_types_ops_functions_and_fragments():
     assert (fragment.what, fragment.rule) == ("fragment", RULE)
     assert [d.what for d in between(layer(0), layer(0, fragment=2))] == ["fragment"]
     (reads,) = [d for d in between(layer(0), layer(0, read=True)) if d.what == "read set"]
-    assert (reads.kernel, reads.left, reads.right) == ("mla", "[2, 1]", "[1, 1]")
+    assert (reads.kernel, reads.left, reads.right) == (
+        "mla",
+        "operand 0 unread, operand 1 read",
+        "operand 0 read, operand 1 read",
+    )
+
+
+def test_inputs_are_said_in_words():
+    d = layer()
+    kept = replace(d, input_alias_output=column([-1, 0]), input_donated=column([1, 0]))
+    assert {(f.what, f.left, f.right) for f in between(d, kept)} == {
+        ("aliased inputs", ABSENT, "input 1 with output 0"),
+        ("donated inputs", ABSENT, "input 0"),
+    }
 
 
 def meshes(text: str, module: str = "jit_f") -> GraphDescriptor:
