@@ -44,7 +44,7 @@ def lowered(layers: int) -> Any:
         return jnp.einsum("htc,chd->thd", jax.nn.softmax(scores), k).reshape(TOKENS, WIDTH)
 
     def layer(x: Any, weights: Any, cache: Any, number: int) -> Any:
-        start = number % (CACHE - TOKENS)
+        start = 1 + number % (CACHE - TOKENS)  # never 0, so that every layer has one to rewrite
         fragment = lax.slice(cache, (start, 0), (start + TOKENS, WIDTH))
 
         def body(state: Any) -> Any:
