@@ -368,9 +368,12 @@ class Bucket:
         session = AuthorizedSession(credentials, max_refresh_attempts=1)  # type: ignore[no-untyped-call]
         session.hooks["response"].append(self._hear)
         options = {"api_endpoint": self._endpoint} if self._endpoint else None
-        return storage.Client(
+        client = storage.Client(
             project=project, credentials=credentials, _http=session, client_options=options
         )
+        # Else it asks about the bucket itself, for tracing, from a thread of its own without a deadline.
+        client._bucket_metadata_cache = None
+        return client
 
     def _hear(self, response: requests.Response, **_: Any) -> None:
         date = email.utils.parsedate_tz(response.headers.get("Date", ""))

@@ -45,7 +45,7 @@ HEAD_BYTES = 16 << 10  # holds every header but those of very large targets
 REMEMBERED_SECONDS = 60.0
 REMEMBERED_KEYS = 4096
 MOST_QUARANTINED = 32
-TRIES = 3  # of a put that others get in the way of
+TRIES = 6  # of a put that others get in the way of
 DEFAULT_LIMIT_BYTES = 4 << 30
 MOST_GET_SECONDS = 120.0
 GET_SHARE = 0.25  # of the compile seconds that a hit saves
@@ -124,9 +124,16 @@ class GcsTier:
         self._seen.pop(header.key, None)
         for _ in range(TRIES):
             there = await self._bucket.stat(name)
-            held = None if there is None else await self._held(there, header)
-            if held is not None:
-                return held.header
+            if there is not None:
+                try:
+                    held = await self._held(there, header)
+                except ArtifactCorrupt as exc:
+                    self._recorder(self.name, "heal", "corrupt", 0.0)
+                    log.warning("gcs: %s is bad and replaced: %s", name, exc)
+                else:
+                    if held is not None:
+                        return held.header
+                    continue  # it went or was replaced meanwhile
             try:
                 written = await self._bucket.write(
                     name,
@@ -217,21 +224,17 @@ class GcsTier:
         return None
 
     async def _held(self, stored: Stored, mine: Header) -> _Place | None:
-        """What a writer finds under its name; None: nothing any more, or what is bad and can be replaced."""
+        """What a writer finds under its name; None: it isn't there any more. Raises ArtifactCorrupt: to be replaced."""
         if MARK not in stored.metadata:
             raise _left_alone(f"gcs: {stored.name} was not written by coldstart; remove it by hand")
         try:
             place = await self._read_head(stored, mine.key)
-            if place is not None and place.header.digest == mine.digest:
-                # Published again, so perhaps as somebody found it bad: here are the bytes to repair it with.
-                return None if await self._payload(place) is None else place
-            return place
         except ArtifactMismatch as exc:
             raise _left_alone(f"gcs: {stored.name} is of another release: {exc}") from exc
-        except ArtifactCorrupt as exc:
-            self._recorder(self.name, "heal", "corrupt", 0.0)
-            log.warning("gcs: %s is bad and replaced: %s", stored.name, exc)
-            return None
+        if place is not None and place.header.digest == mine.digest:
+            # Published again, so perhaps as somebody found it bad: here are the bytes to repair it with.
+            return None if await self._payload(place) is None else place
+        return place
 
     async def _read_head(self, stored: Stored, key: str) -> _Place | None:
         """None: it went meanwhile. Raises ArtifactCorrupt, ArtifactMismatch."""

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from gcs_server import cloud, gcs_process, own_cloud  # noqa: F401
+from redis_server import redis_server, redis_servers, shared_redis  # noqa: F401
 
 from coldstart import artifact
 from coldstart.artifact import Artifact

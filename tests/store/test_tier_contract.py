@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from gcs_server import Cloud, cloud, gcs_process, gcs_tier  # noqa: F401
-from redis_server import RedisServer, redis_tier, shared_redis  # noqa: F401
+from gcs_server import Cloud, gcs_tier
+from redis_server import RedisServer, redis_tier
 
 from coldstart.artifact import Artifact, BytesPayload, FilePayload, verify
 from coldstart.errors import ArtifactCorrupt, InvalidRequest, TierError, TooLarge

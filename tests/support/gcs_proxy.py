@@ -52,6 +52,7 @@ class Seen:
     name: str
     status: int = 0  # 0: was not answered
     token: str = ""
+    path: str = ""
     at: float = field(default_factory=time.monotonic)
 
 
@@ -180,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         op, name = what_for(self.command, parts.path, query, body)
-        seen = Seen(op, name, token=self.headers.get("Authorization", ""))
+        seen = Seen(op, name, token=self.headers.get("Authorization", ""), path=self.path)
         self.proxy.requests.append(seen)
         fault = self.proxy.next_fault(op) or Fault()
         healed = self.proxy.healed
