@@ -50,7 +50,7 @@ LISTEN_SECONDS = 5.0  # a subscription that is silent for so long is asked wheth
 SHOWN_SECONDS = 60.0  # a refused write is part of the state for so long
 MOST_MOVES = 3
 RETIRED_SECONDS = 30.0  # longer than any command lasts
-_MOVED = re.compile(r"MOVED (\d+) (\S*):(\d+)")
+_MOVED = re.compile(r"(?:MOVED )?(\d+) (\S*):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,9 @@ class RedisLink:
             try:
                 return await work(self._client(node))
             except errors.ResponseError as exc:
-                moved = _MOVED.match(str(exc))
+                words = str(exc)  # with or without its first word, by the library's release
+                told = isinstance(exc, errors.MovedError) or words.startswith("MOVED ")
+                moved = _MOVED.match(words) if told else None
                 if moved is None:
                     raise
                 node = (moved[2] or node[0], int(moved[3]))

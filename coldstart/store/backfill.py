@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from coldstart.artifact import Artifact, BytesPayload
+from coldstart.artifact import Artifact, BytesPayload, Header
 from coldstart.errors import ArtifactCorrupt, ArtifactError, TierError, TooLarge
 from coldstart.store.recorder import Recorder
 from coldstart.store.tier import Tier
@@ -28,10 +28,15 @@ class BackFill:
     """The copies of one chain."""
 
     def __init__(
-        self, recorder: Recorder, corrupt: Callable[[Tier, Artifact, Exception], Awaitable[None]]
+        self,
+        recorder: Recorder,
+        corrupt: Callable[[Tier, Artifact, Exception], Awaitable[None]],
+        too_small: Callable[[Tier, Header, Tier], Awaitable[None]],
     ) -> None:
-        """`corrupt` is told where copying showed that the source's bytes are bad."""
+        """`corrupt` is told where copying showed that the source's bytes are bad, `too_small` which tier never takes
+        what the source has."""
         self._recorder = recorder
+        self._too_small = too_small
         self._corrupt = corrupt
         self._running: dict[tuple[str, str], tuple[asyncio.Task[None], int]] = {}
 
@@ -79,6 +84,8 @@ class BackFill:
             except (TierError, TooLarge, ArtifactError) as exc:
                 log.warning("chain: back-fill into %s: %s", tier.name, exc)
                 outcome = outcome_of(exc)
+                if isinstance(exc, TooLarge):
+                    await self._too_small(tier, artifact.header, source)
             except Exception:  # a mistake of ours: nobody waits for this task to hear of it
                 log.exception("chain: back-fill into %s", tier.name)
                 outcome = "error"

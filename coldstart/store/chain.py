@@ -12,6 +12,7 @@
 
   Tiers named in `required` must under every policy. What another could not take is put later (write_back.py).
 - The lowest tier decides (I2): where it turns out to have another digest by then, ours is taken back from those above.
+- A tier that is too small for an artifact leaves it to those below and may keep a row about it (pointers.py).
 - A bad copy is quarantined in the first tier that has it, which is the one that was served; the next tier's copy
   then answers. Where that tier can't be written, its copy is barred in memory instead.
 """
@@ -35,6 +36,7 @@ from coldstart.errors import (
 )
 from coldstart.identity.key import KeyRecord
 from coldstart.store.backfill import BackFill
+from coldstart.store.pointers import Pointers
 from coldstart.store.recorder import Recorder, ignore
 from coldstart.store.tier import Tier
 from coldstart.store.wrap import outcome_of
@@ -79,7 +81,8 @@ class ChainTier:
         self._write_policy = write_policy
         self._required = frozenset(required)
         self._recorder = recorder
-        self._backfill = BackFill(recorder, self._found_bad)
+        self._pointers = Pointers(tiers)
+        self._backfill = BackFill(recorder, self._found_bad, self._pointers.add)
         self._later = WriteBack(
             recorder, self._still_above, self._take_back, first_seconds=write_back_seconds
         )
@@ -107,6 +110,9 @@ class ChainTier:
             for header in headers or ():
                 if (at, key, header.digest) not in self._barred:
                     found.setdefault(header.variant, header)
+            for header, lower in await self._pointers.said(at, key) if "" not in found else ():
+                if (lower, key, header.digest) not in self._barred:
+                    found.setdefault(header.variant, header)
             if "" in found:
                 break
         if not found:
@@ -131,14 +137,21 @@ class ChainTier:
         if known is not None and known.digest != mine.digest:
             return known
         stored = False
-        for tier in writable[:1] if self._write_policy == "first" else writable:
+        too_small: list[Tier] = []
+        first: Exception | None = None
+        targets = writable[:1] if self._write_policy == "first" else writable
+        for tier in targets:
             must = not stored or self._write_policy == "all" or tier.name in self._required
             try:
                 header = await tier.put(artifact, record)
             except _FAILURES as exc:
-                if must:
-                    raise
+                leave = isinstance(exc, TooLarge) and tier is not targets[-1]
+                if must and not (leave and self._write_policy == "best_effort"):
+                    raise first or exc
+                first = first or exc
                 self._failed(tier, "put", exc)
+                if isinstance(exc, TooLarge):
+                    too_small.append(tier)
                 if isinstance(exc, TierError) and not exc.lasting:
                     self._later.add(tier, mine)
                 continue
@@ -148,6 +161,9 @@ class ChainTier:
                 return header
             stored = True
             artifact = await self._still_there(tier, artifact)
+            for upper in too_small:
+                await self._pointers.add(upper, mine, tier)
+            too_small.clear()
         return mine
 
     async def record(self, key: str) -> KeyRecord | None:
@@ -223,6 +239,7 @@ class ChainTier:
                 self._backfill.start(artifact, tier, missed)
             return artifact, tier.name
         _raise_unknown("get", failures, partial=bool(missed))
+        await self._pointers.drop(key, digest)
         return None, ""
 
     async def _found_bad(self, source: Tier, artifact: Artifact, exc: Exception) -> None:

@@ -18,6 +18,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ MOST_READS = 8  # payloads in memory at once
 IDLE_SECONDS = 10.0  # for one window of chunks
 UPLOAD_SECONDS = 600.0  # chunks of an upload that never ended go after that
 NO_VARIANT = "-"
+DAMAGED_KEYS = 4096  # remembered so that a later miss can say why
 
 # KEYS: index, record, chunks...  ARGV: variant, row, ttl in ms, bytes of the payload, record or ""
 # 1: it is ours. 0: chunks are missing. Else the row that was there before; then our chunks are gone.
@@ -114,6 +116,7 @@ class RedisTier:
         self._ttl_ms = max(1, int(ttl_seconds * 1000))
         self._recorder = recorder
         self._reads = asyncio.Semaphore(MOST_READS)
+        self._damaged: OrderedDict[str, None] = OrderedDict()  # keys, until something sound is put
 
     @property
     def name(self) -> str:
@@ -186,12 +189,17 @@ class RedisTier:
         gone = False
         for row in await self._rows(key):
             if row.header.digest == digest:
-                gone = await self._remove(key, row.variant, row.raw, self._chunk_keys(row)) or gone
+                removed = await self._remove(key, row.variant, row.raw, self._chunk_keys(row))
+                gone = gone or (removed and bool(row.upload))
         return gone
 
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
         """Nothing is kept aside: memory is dear here, and the bytes may be had from who published them."""
         return await self.delete(key, digest)
+
+    def damaged_recently(self, key: str) -> bool:
+        """True where this process found a bad copy of `key`, and put no other since."""
+        return key in self._damaged
 
     async def close(self) -> None:
         await self.link.close()
@@ -229,6 +237,7 @@ class RedisTier:
                 rows.append(_parse(key, variant, raw))
             except (ArtifactError, ValueError) as exc:
                 log.warning("redis: index row %s of %s is bad: %s", variant[:20], key[:16], exc)
+                self._note_damage(key)
                 await self._heal(key, variant, raw, [])
         return rows
 
@@ -253,6 +262,11 @@ class RedisTier:
     def _names(self, key: str, upload: str, count: int) -> list[str]:
         return [self.link.key(key, f"bytes:{upload}:{n}") for n in range(count)]
 
+    def _note_damage(self, key: str) -> None:
+        self._damaged[key] = None
+        if len(self._damaged) > DAMAGED_KEYS:
+            self._damaged.popitem(last=False)
+
     # --- bytes ---------------------------------------------------------------------------------
 
     async def _read(self, key: str, row: _Row) -> Artifact | None:
@@ -269,6 +283,7 @@ class RedisTier:
                 parts.append(chunk)
         encoded = b"".join(parts)
         if len(encoded) != row.header.payload_bytes or digest.hexdigest() != row.header.digest:
+            self._note_damage(key)
             with suppress(TierError):
                 await self._remove(key, row.variant, row.raw, names)
             raise ArtifactCorrupt(
@@ -296,6 +311,7 @@ class RedisTier:
             with suppress(TierError):
                 await self.link.call("UNLINK", self.link.key(header.key, "none"), *names)
             raise
+        self._damaged.pop(header.key, None)
         if done == 0:
             raise TierFull("redis: put: chunks were evicted before the last one was there")
         return header if done == 1 else _parse(header.key, variant, done).header

@@ -200,7 +200,11 @@ async def test_the_first_writable_tier_is_not_always_the_first(
     read_only, small, large = MemoryTier(), MemoryTier(limit_bytes=2), MemoryTier()
     chain, made = ChainTier([ReadOnly(read_only), small, large]), new_artifact("a", b"large")
     with pytest.raises(TooLarge):
-        await chain.put(made, None)
+        await ChainTier([ReadOnly(read_only), small], write_policy="all").put(made, None)
+    with pytest.raises(TooLarge):
+        await ChainTier([small, large], write_policy="first").put(made, None)
+    assert await chain.put(made, None) == made.header  # where another one is large enough
+    assert await has(large, made) and not await has(small, made)
     with pytest.raises(TierError, match="no tier of it can be written"):
         await ChainTier([ReadOnly(large)]).put(made, None)
     assert not ChainTier([ReadOnly(large)]).writable and chain.writable

@@ -124,10 +124,11 @@ class FaultProxy:
         self._listener = listener
         self._start(self._accept, listener)
 
-    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+    def _start(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -156,8 +157,13 @@ class FaultProxy:
         if self._closed or self._listener is None:
             self.drop()
             return
-        self._start(self._pump, client, server, False)
+        asking = self._start(self._pump, client, server, False)
         self._pump(server, client, True)
+        asking.join()
+        with self._lock:
+            self._sockets -= {client, server}
+        client.close()
+        server.close()
 
     def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         try:
@@ -172,11 +178,6 @@ class FaultProxy:
         except OSError:
             reset(source)
             reset(sink)
-        finally:
-            with self._lock:
-                self._sockets.discard(source)
-            if answers:
-                source.close()
 
     def _pass_on(self, data: bytes, sink: socket.socket, answers: bool) -> None:
         fault = self._fault
