@@ -147,7 +147,9 @@ class ChainTier:
             except _FAILURES as exc:
                 leave = isinstance(exc, TooLarge) and tier is not targets[-1]
                 if must and not (leave and self._write_policy == "best_effort"):
-                    raise first or exc
+                    if first is not None:
+                        raise first from exc
+                    raise
                 first = first or exc
                 self._failed(tier, "put", exc)
                 if isinstance(exc, TooLarge):
