@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from coldstart.cli.keep import made
 from coldstart.demo import processes
 from coldstart.demo.interruption import Interruption, interruptible
 from coldstart.demo.processes import Daemon
@@ -26,7 +27,10 @@ def bench() -> None:
     """Measure the cache, with the stock alternative in the same run."""
 
 
-@bench.command(epilog="Example: coldstart bench hit --plan demo --target cpu:16 --repeats 7")
+@bench.command(
+    short_help="Warm starts, phase by phase.",
+    epilog="Example: coldstart bench hit --plan demo --target cpu:16 --repeats 7",
+)
 @click.option("--plan", "word", default="demo", show_default=True, help="A preset or a .toml file.")
 @click.option("--target", default="cpu:16", show_default=True, metavar="cpu:N", help="CPU devices.")
 @click.option("--repeats", type=click.IntRange(1, 1000), default=5, show_default=True,
@@ -68,7 +72,8 @@ def hit(word: str, target: str, repeats: int, keep: Path | None, as_json: bool) 
 
 
 @bench.command(
-    epilog="Example: coldstart bench reuse --participants 4 --programs 12 --keep /tmp/reuse"
+    short_help="Compiles that participants spare each other.",
+    epilog="Example: coldstart bench reuse --participants 4 --programs 12 --keep /tmp/reuse",
 )
 @click.option("--participants", type=click.IntRange(1, 32), default=8, show_default=True,
               help="Processes; must divide the model's 32 heads.")  # fmt: skip
@@ -144,7 +149,8 @@ def reuse(
 
 
 @bench.command(
-    epilog="Example: coldstart bench soundness --pairs 500 --seed 7. One pair again: --seed 7 --only 123"
+    short_help="Results of programs that share a key.",
+    epilog="Example: coldstart bench soundness --pairs 500 --seed 7. One pair again: --seed 7 --only 123",
 )
 @click.option("--pairs", type=click.IntRange(1, 1_000_000), default=500, show_default=True,
               help="Pairs of programs.")  # fmt: skip
@@ -200,7 +206,10 @@ def soundness(
     return 1 if result.bad else 0
 
 
-@bench.command(epilog="Example: coldstart bench identity --layers 1,32 --repeats 3")
+@bench.command(
+    short_help="What it costs to make a key.",
+    epilog="Example: coldstart bench identity --layers 1,32 --repeats 3",
+)
 @click.option("--layers", default="1,32,292", show_default=True, metavar="N,...",
               help="Lengths of the programs; a layer has about 67 ops.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1, 1000), default=5, show_default=True,
@@ -227,7 +236,10 @@ def identity(layers: str, repeats: int, as_json: bool) -> int:
     return 0
 
 
-@bench.command(epilog="Example: coldstart bench small --programs 1000 --rounds 1")
+@bench.command(
+    short_help="What the hook costs on tiny programs.",
+    epilog="Example: coldstart bench small --programs 1000 --rounds 1",
+)
 @click.option("--programs", type=click.IntRange(1, 100_000), default=1000, show_default=True,
               help="Tiny eager programs, each compiled for itself.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1, 100), default=1, show_default=True,
@@ -256,7 +268,10 @@ def small(programs: int, rounds: int, as_json: bool) -> int:
     return 1 if result.wrong or result.compiled_again or result.remote_objects else 0
 
 
-@bench.command(epilog="Example: coldstart bench load --seconds 3 --rounds 5")
+@bench.command(
+    short_help="What one daemon bears.",
+    epilog="Example: coldstart bench load --seconds 3 --rounds 5",
+)
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=3.0, show_default=True,
               help="Length of each phase.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True,
@@ -307,8 +322,7 @@ def _folder(keep: Path | None) -> Iterator[tuple[Path, Path, Interruption]]:
     with interruptible() as interruption, ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="coldstart-bench-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        folder = keep.resolve() if keep else scratch / "kept"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = made(keep or scratch / "kept")
         yield scratch, folder, interruption
 
 

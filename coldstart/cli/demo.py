@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from coldstart.cli.keep import made
 from coldstart.config import parse_host_port
 from coldstart.demo import processes
 from coldstart.demo.interruption import Interruption, interruptible
@@ -68,8 +69,7 @@ def demo(
     with interruptible() as interruption, ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="coldstart-demo-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        folder = _kept(keep) if keep else scratch / "kept"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = made(_kept(keep) if keep else scratch / "kept")
         # The socket lies in the scratch folder: the path of one can't be long.
         daemon = stack.enter_context(
             processes.daemon(

@@ -122,6 +122,7 @@ def test_mistakes_are_one_line(bench, tmp_path: Path) -> None:
         (("--participants=3",), "must divide 32"),
         (("--skip=sparse",), "dense,stock"),
         ((f"--keep={tmp_path}",), "holds other things"),
+        ((f"--keep={tmp_path / 'mine' / 'kept'}",), "can't be made"),
     ):
         done = bench("reuse", *arguments)
         assert done.returncode == 2, done.stderr

@@ -158,3 +158,8 @@ def test_the_table_and_what_is_kept(start: Start, scratch: Path) -> None:
     _, said = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "is not empty" in said
+    (scratch / "file").touch()
+    process = start("--exit", f"--keep={scratch / 'file' / 'kept'}")
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said.count("\n")) == (2, 1)
+    assert "can't be made" in said
