@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.artifact import Artifact, Header
-from coldstart.errors import TierError
+from coldstart.errors import TierError, TierFull
 from coldstart.identity.key import KeyRecord
 from coldstart.store.chain import ChainTier, innermost, within
 from coldstart.store.disk import DiskTier
@@ -78,6 +78,12 @@ class Holdings:
         self._disk = disk
         self.counts = counts
         self._places = tuple(places)
+        self._nonce = b""  # that was told
+        self._no_nonce = False  # it could not be written, which was said
+        tiers = chain.tiers if isinstance(chain, ChainTier) else (chain,)
+        own = [tier for tier in tiers if disk is not None and disk in within(tier)]
+        self._disk_takes = any(tier.writable for tier in own)
+        self._others_take = any(tier.writable for tier in tiers if tier not in own)
         # Whoever remembers what it had to take away.
         self._damaged: list[Callable[[str], bool]] = [
             tier.damaged_recently for tier in within(chain) if hasattr(tier, "damaged_recently")
@@ -114,20 +120,22 @@ class Holdings:
         return None if self._disk is None else self._disk.root
 
     def nonce_path(self) -> str:
-        """A file relative to `volume_root` whose content proves that a client sees the volume; "" if none."""
-        try:
-            return "" if self._disk is None else self._disk.nonce()[0]
-        except TierError as exc:  # a store that can't be written: bytes go by stream then
-            log.warning("no handing over by path: %s", exc)
-            self._disk = None
+        """A file relative to `volume_root` whose content proves that a client sees the volume; "" if none now."""
+        if self._disk is None:
             return ""
+        try:
+            path, self._nonce = self._disk.nonce()
+        except TierError as exc:  # full, or not ours to write: bytes go by stream then
+            if not self._no_nonce:
+                log.warning("no handing over by path: %s", exc)
+            self._no_nonce = True
+            return ""
+        self._no_nonce = False
+        return path
 
     def proves(self, proof: bytes) -> bool:
-        return (
-            bool(proof)
-            and self._disk is not None
-            and hmac.compare_digest(proof, self._disk.nonce()[1])
-        )
+        """Only what was told here proves anything: a proof from before a restart must not touch the disk."""
+        return bool(proof and self._nonce) and hmac.compare_digest(proof, self._nonce)
 
     def pin(self, digest: str, seconds: float) -> str:
         """Keep it from eviction; pin first, then get."""
@@ -151,10 +159,18 @@ class Holdings:
         return any(damaged(key) for damaged in self._damaged)
 
     async def open_spool(self, header: Header) -> Path | None:
-        """An empty file for the whole artifact; the disk takes it over on `put`. None: no disk."""
-        if self._disk is None:
+        """An empty file for the whole artifact; the disk takes it over on `put`. None: no disk that could."""
+        if self._disk is None or (self._others_take and not self._disk_takes):
             return None
-        return await self._disk.open_spool(len(header.prefix()) + header.payload_bytes)
+        try:
+            return await self._disk.open_spool(len(header.prefix()) + header.payload_bytes)
+        except TierFull:
+            raise
+        except TierError as exc:
+            if not self._others_take:
+                raise
+            log.warning("not spooled on the disk: %s", exc)
+            return None
 
     async def grow_spool(self, path: Path, to_bytes: int) -> None:
         """Before more is written to such a file. Raises TierFull."""

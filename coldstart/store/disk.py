@@ -174,8 +174,10 @@ class DiskTier:
         if self._nonce is None:
             content = secrets.token_bytes(NONCE_BYTES)
             path = self._layout.nonces / secrets.token_hex(16)
-            with translated("writing a nonce", path):
+            with translated("writing a nonce", path), ExitStack() as undo:
+                undo.callback(unlink, path)  # a file without its bytes is of use to nobody
                 path.write_bytes(content)
+                undo.pop_all()
             self._nonce = (str(path.relative_to(self.root)), content)
         return self._nonce
 

@@ -110,8 +110,8 @@ class Recent:
         return None
 
     def _true(self, key: str) -> _Known | None:
-        """What is known of a key, where nothing of it has changed. Whoever goes on with it takes no second look: another
-        thread may have put something else in its place by then."""
+        """What is known of a key, where nothing of it has changed. Whoever goes on with it takes no second look:
+        another thread may have put something else in its place by then."""
         with self._lock:
             known = self._known.get(key)
             if known is not None:

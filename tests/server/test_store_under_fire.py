@@ -289,3 +289,39 @@ def test_a_full_disk_refuses_reads_on_and_recovers(tmp_path, asking, made) -> No
         late = asking(cache, made.record("late"))
         assert not late.publish(made.artifact(late.record, raw=bytes(20_000))).kept_local
         assert asking(cache, late.record).lookup().WhichOneof("answer") == "hit"
+
+
+@pytest.mark.skipif(not _can_mount(), reason="needs the right to mount a tmpfs of its own")
+def test_a_disk_that_is_full_for_a_while_is_a_disk_all_the_same(tmp_path, asking, made) -> None:
+    """Who has a proof of an earlier daemon's is answered, and paths are handed over again once there is room."""
+    with (
+        _daemon_on("4m", tmp_path) as (_, root),
+        grpc.insecure_channel(f"unix://{tmp_path}/s") as c,
+    ):
+        cache = cache_pb2_grpc.CacheStub(c)
+        kept = asking(cache, made.record("kept"), volume_proof=bytes(32))
+        assert kept.publish(made.artifact(kept.record)).digest
+        filler = root / "filler"
+        filler.write_bytes(bytes(os.statvfs(root).f_bavail * os.statvfs(root).f_bsize))
+        hit = kept.lookup().hit
+        assert hit.header and not hit.path
+        for _ in range(2):
+            assert not cache.Hello(pb.HelloRequest(), timeout=10).volume.nonce_path
+        assert files(root, "nonces") == []
+        filler.unlink()
+        told = cache.Hello(pb.HelloRequest(), timeout=10).volume
+        proof = (root / told.nonce_path).read_bytes()
+        again = asking(cache, kept.record, volume_proof=proof).lookup()
+        assert (root / again.hit.path).is_file()
+        # And a publish is spooled there, not in memory.
+        late = asking(cache, made.record("late"))
+        start = pb.PublishStart(
+            lookup_id=late.id,
+            header=made.artifact(late.record).header.encode(),
+            record=wire.record_to_pb(late.record),
+        )
+        assert not cache.Upload(pb.UploadRequest(upload_id="u", start=start)).HasField("published")
+        deadline = time.monotonic() + 30
+        while not any(path.suffix == ".spool" for path in files(root, "tmp")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
