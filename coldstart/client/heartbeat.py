@@ -27,13 +27,17 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def start(self, client: CacheClient, lease_id: str, every_seconds: float) -> None:
+        """From now on. Where no thread can be started, the lease runs out: that costs a duplicate compile."""
         with self._changed:
-            self._leases[lease_id] = (client, every_seconds, time.monotonic() + every_seconds)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="coldstart-heartbeat", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="coldstart-heartbeat", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as exc:
+                    log.info("heartbeat: %s", exc)
+                    return
+                self._thread = thread
+            self._leases[lease_id] = (client, every_seconds, time.monotonic() + every_seconds)
             self._changed.notify()
 
     def stop(self, lease_id: str) -> None:
@@ -62,3 +66,5 @@ class Heartbeat:
                 log.info("lease %s went to somebody else; the compile goes on", lease_id[:8])
             except ColdstartError as exc:
                 log.info("heartbeat: %s", exc)
+            except Exception:  # whatever it is, the other leases have no other thread
+                log.exception("heartbeat of lease %s", lease_id[:8])

@@ -107,7 +107,12 @@ class Link:
             if self._retrying:
                 return
             self._retrying = True
-        threading.Thread(target=self._retry, name="coldstart-retry", daemon=True).start()
+        try:
+            threading.Thread(target=self._retry, name="coldstart-retry", daemon=True).start()
+        except RuntimeError:
+            # No thread to be had: whoever comes next tries, with the patience that is left.
+            with self._lock:
+                self._down, self._retrying = None, False
 
     def _connect(self, *, patience: float | None = None) -> CacheClient:
         seconds = self._patience if patience is None else patience

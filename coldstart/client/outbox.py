@@ -47,19 +47,28 @@ class Outbox:
             if self._held_bytes and self._held_bytes + holds_bytes > MAX_WAITING_BYTES:
                 self.dropped += 1
                 return False
+            if self._thread is None and not self._begin():
+                self.dropped += 1
+                return False
             self._held_bytes += holds_bytes
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="coldstart-outbox", daemon=True
-                )
-                self._thread.start()
-                atexit.register(self.flush)
         try:
             self._jobs.put_nowait((what, job, holds_bytes))
         except queue.Full:
             self.dropped += 1
             self._let_go(holds_bytes)
             return False
+        return True
+
+    def _begin(self) -> bool:
+        """Start the thread. False: none can be started now, so nothing may wait for it either."""
+        thread = threading.Thread(target=self._run, name="coldstart-outbox", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            log.info("nothing can be sent: %s", exc)
+            return False
+        self._thread = thread
+        atexit.register(self.flush)
         return True
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:

@@ -142,7 +142,7 @@ class Publisher:
         def tell() -> None:
             client.lookup(asked, DESCRIBE_SECONDS)
 
-        self._outbox.put(f"describe {lookup.program_name}", tell)
+        self._outbox.put(f"describe {lookup.program_name}", tell, asked.ByteSize())
 
     def report_failure(self, client: CacheClient, lease_id: str, exc: Exception) -> None:
         """Tell the others why it failed, where that is about the program; what only this process lacks is not."""

@@ -359,9 +359,9 @@ class Session:
         every = self.link.hello.heartbeat_seconds
         if not LEAST_HEARTBEAT_SECONDS <= every <= MOST_HEARTBEAT_SECONDS:  # nor is NaN
             every = HEARTBEAT_SECONDS
-        self.heartbeat.start(client, lease.lease_id, every)
         began = time.monotonic()
         try:
+            self.heartbeat.start(client, lease.lease_id, every)
             with jax_internals.stock_cache_watch() as from_stock_cache:
                 executable = compile()
                 stock = from_stock_cache()
@@ -385,8 +385,8 @@ class Session:
             else:
                 self.publisher.publish(lookup, request, executable, client, lease.lease_id)
                 self.publisher.describe(lookup, request, client, self._question(lookup))
-        except Exception:
-            # Or everybody would wait for us until the end.
+        except BaseException:
+            # Interrupted too: the process may live on, and everybody would wait for us until its end.
             self.publisher.release(client, lease.lease_id)
             raise
         self._finish(lookup, outcome, reason)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from hooked import X, run
+
+from coldstart.errors import DaemonTimeout
 
 
 class Unspeakable(Exception):
@@ -61,6 +65,50 @@ def test_trouble_of_ours_after_the_compiler_refused_compiles_no_second_time(
         np.testing.assert_array_equal(run(lambda x: x * 7), X * 7)
     finally:
         coldstart.uninstall()
+
+
+@pytest.mark.parametrize("where", ["serialize", "publish", "describe"])
+def test_interrupted_after_its_compile_it_gives_the_lease_back(
+    hook: Any, daemon: Any, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A notebook lives on after Ctrl-C: its heartbeats must not keep everybody else waiting."""
+    from coldstart.client import jax_internals
+    from coldstart.client.publisher import Publisher
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    place = jax_internals if where == "serialize" else Publisher
+    monkeypatch.setattr(place, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(lambda x: x * 11)
+    monkeypatch.undo()
+    assert hook.flush()
+    assert daemon.stats().leases == 0
+    np.testing.assert_array_equal(run(lambda x: x * 11), X * 11)
+
+
+def test_without_a_thread_to_be_had_nothing_waits_and_all_goes_on_later(
+    hook: Any, daemon: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refused(self: threading.Thread) -> None:
+        if self.name.startswith("coldstart"):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    session = hook.session()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    np.testing.assert_array_equal(run(lambda x: x * 13), X * 13)
+    began = time.monotonic()
+    assert hook.flush(30.0)
+    assert time.monotonic() - began < 10
+    session.link.mark_down(DaemonTimeout("for a moment"), 0.0)
+    np.testing.assert_array_equal(run(lambda x: x * 13), X * 13)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(run(lambda x: x * 17), X * 17)
+    assert hook.flush() and len(daemon.artifacts()) == 1
 
 
 @pytest.mark.parametrize("before", [0, 2])

@@ -45,7 +45,7 @@ def test_what_is_raised_while_it_is_down_holds_nobodys_frames(tmp_path: Any) -> 
     def ask(link: Link) -> None:
         module = Module()
         held.append(weakref.ref(module))
-        with pytest.raises(DaemonAbsent, match="no daemon at .*start one with"):
+        with pytest.raises(DaemonAbsent, match=r"no daemon at .*start one with"):
             link.client()
 
     link = Link(f"unix://{tmp_path}/nobody.sock", holder="test")
