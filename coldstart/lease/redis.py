@@ -35,12 +35,15 @@ MOST_TEXT = 2000  # characters of a holder's name or a failure's message
 
 # KEYS: lease, fence  ARGV: id, ttl in ms, estimate, holder, life of a fence in ms
 # {1, fence}: granted, or was before: the reply was lost. {0, lease, ms left}: somebody has it.
+# What can't be read, or would never expire, is nobody's lease.
 _ACQUIRE = Script("""
 local there = redis.call('GET', KEYS[1])
 if there then
-  local id, fence = string.match(there, '^(%x+)\\n(%d+)\\n')
+  local left = redis.call('PTTL', KEYS[1])
+  local id, fence = string.match(there, '^(%x+)\\n(%d+)\\n%d+\\n[%d.e+-]+\\n')
   if id == ARGV[1] then return {1, fence} end
-  return {0, there, redis.call('PTTL', KEYS[1])}
+  if id and #id == 32 and left >= 0 then return {0, there, left} end
+  redis.call('DEL', KEYS[1])
 end
 local time = redis.call('TIME')
 local fence = time[1] * 1000000 + time[2]
@@ -267,11 +270,13 @@ class RedisLeaseBoard:
     async def _look(self, key: str) -> _Seen:
         names = [self._link.key(key, "lease"), self._link.key(key, "end")]
         lease, left_ms, note = await self._link.script(_LOOK, names)
-        fence, busy = _read_lease(lease, left_ms) if lease else (0, None)
-        if note is None:
-            return _Seen(fence, busy, None)
-        _, ended_fence, text = note.decode().split("\n", 2)
-        return _Seen(fence, busy, (int(ended_fence), _read_end(text)))
+        fence, busy = 0, None
+        with suppress(ValueError):  # what can't be read is nobody's
+            fence, busy = _read_lease(lease or b"", left_ms)
+        with suppress(ValueError):
+            _, ended_fence, text = (note or b"").decode().split("\n", 2)
+            return _Seen(fence, busy, (int(ended_fence), _read_end(text)))
+        return _Seen(fence, busy, None)
 
 
 def _set(waiter: _Waiter, ended: Ended) -> None:

@@ -17,7 +17,6 @@ OPS = (
     "quarantine",
     "backfill",  # a hit copied into a faster tier (chain)
     "evict",  # an artifact gone for want of room
-    "retry",  # a second try of a call, over a new connection
     "oom",  # a write that a full Redis refused
     "heal",  # an index entry without a sound artifact behind it, taken away
     "retry",  # a call made once more; the outcome is what the one before came to

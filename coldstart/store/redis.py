@@ -27,6 +27,7 @@ from coldstart.artifact import Artifact, BytesPayload, Header, read_header
 from coldstart.errors import (
     ArtifactCorrupt,
     ArtifactError,
+    ArtifactMismatch,
     InvalidRequest,
     TierError,
     TierFull,
@@ -161,10 +162,10 @@ class RedisTier:
                 f"redis: an artifact of {header.payload_bytes} bytes is over cs.max_value={self._max_value_bytes}"
             )
         text = "" if record is None else record.to_json()
-        for there in await self.find(header.key):
-            if there.variant == header.variant:
-                await self._add_record(header.key, text)
-                return there
+        there = await self._there(header)
+        if there is not None:
+            await self._add_record(header.key, text)
+            return there
         try:
             return await self._upload(artifact, text)
         except TierFull:
@@ -237,7 +238,8 @@ class RedisTier:
                 rows.append(_parse(key, variant, raw))
             except (ArtifactError, ValueError) as exc:
                 log.warning("redis: index row %s of %s is bad: %s", variant[:20], key[:16], exc)
-                self._note_damage(key)
+                if not isinstance(exc, ArtifactMismatch):  # another release's is no damage
+                    self._note_damage(key)
                 await self._heal(key, variant, raw, [])
         return rows
 
@@ -250,6 +252,20 @@ class RedisTier:
     async def _remove(self, key: str, variant: str, raw: bytes, chunks: list[str]) -> bool:
         keys = [self.link.key(key, "index"), self.link.key(key, "record"), *chunks]
         return bool(await self.link.script(_REMOVE, keys, variant, raw))
+
+    async def _there(self, mine: Header) -> Header | None:
+        """What is stored for that key and variant. If it says to be the very same, it is read: here is a good copy."""
+        for row in await self._rows(mine.key):
+            if row.header.variant != mine.variant or not row.upload:
+                continue
+            if row.header.digest != mine.digest:
+                return next((h for h in await self.find(mine.key) if h == row.header), None)
+            try:
+                async with self._reads:
+                    return mine if await self._read(mine.key, row) is not None else None
+            except ArtifactCorrupt:
+                self._recorder(self.name, "heal", "corrupt", 0.0)
+        return None
 
     async def _add_record(self, key: str, text: str) -> None:
         if text:

@@ -128,6 +128,9 @@ def open_redis(store: RedisStore, recorder: Recorder, environ: Mapping[str, str]
         reply_seconds=store.reply_seconds,
     )
     link = RedisLink(place, on_retry=lambda outcome: recorder("redis", "retry", outcome, 0.0))
+    link.on_change.append(
+        lambda words: recorder("redis", "breaker", "open" if words else "closed", 0.0)
+    )
     return RedisTier(
         link,
         max_value_bytes=store.max_value_bytes,
