@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -319,6 +319,11 @@ def _donated(d: GraphDescriptor) -> str:
     return ", ".join(f"input {i}" for i in np.flatnonzero(d.input_donated).tolist()) or ABSENT
 
 
+def _edit_of(p: Program, index: int) -> Rewrite | None:
+    d = p.descriptor
+    return p.rewrites.get((d.strings[d.function_name[d.entry]], index, "fragment.offset"))
+
+
 def _inputs(left: Program, right: Program) -> Iterator[Difference]:
     l, r = left.descriptor, right.descriptor  # noqa: E741
     function = l.strings[l.function_name[l.entry]]
@@ -332,14 +337,15 @@ def _inputs(left: Program, right: Program) -> Iterator[Difference]:
         a, b = at_l.get(index), at_r.get(index)
         if a == b:
             continue
-        edit = left.rewrites.get((function, index, "fragment.offset")) or right.rewrites.get(
-            (r.strings[r.function_name[r.entry]], index, "fragment.offset")
-        )
-        same = a is not None and b is not None and a.buffer == b.buffer
-        same = same and (a.sizes, a.strides) == (b.sizes, b.strides)  # type: ignore[union-attr]
-        if edit is not None and same:
-            rule, why = edit.rule, edit.reason
-        else:
-            rule, why = "", _why_a_view_stays(left, index) if same else ""
+        rule = why = ""
+        if a is not None and b is not None and replace(a, offset=b.offset) == b:
+            edit_l, edit_r = _edit_of(left, index), _edit_of(right, index)
+            edit = edit_l or edit_r
+            after_l = edit_l.value if edit_l is not None else str(a.offset)
+            after_r = edit_r.value if edit_r is not None else str(b.offset)
+            if edit is not None and after_l == after_r:
+                rule, why = edit.rule, edit.reason
+            else:
+                why = _why_a_view_stays(left if edit_l is None else right, index)
         one, other = (ABSENT if f is None else _view(f) for f in (a, b))
         yield Difference(function, index, "input", "", "fragment", one, other, rule, why)

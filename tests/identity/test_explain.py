@@ -131,6 +131,14 @@ def test_types_ops_functions_and_fragments():
     )
 
 
+def test_an_offset_that_goes_on_one_side_only_stays():
+    unread, read = layer(0, fragment=1), layer(0, fragment=2, read=True)
+    for left, right in ((unread, read), (read, unread)):
+        (found,) = [d for d in between(left, right) if d.what == "fragment"]
+        assert found.rule == ""
+        assert "reads operand 0 (3 uses)" in found.why
+
+
 def test_inputs_are_said_in_words():
     d = layer()
     kept = replace(d, input_alias_output=column([-1, 0]), input_donated=column([1, 0]))
