@@ -113,8 +113,12 @@ class CacheClient:
         """The daemon may ask slow tiers for this, for up to LOOKUP_SECONDS, as long as it says that it is alive."""
         return self._call_while_alive(self._cache.Lookup, request, patience, pb.LookupReply)
 
-    def await_(self, request: pb.AwaitRequest, seconds: float) -> pb.LookupReply:
-        return self._call(self._cache.Await, request, seconds, pb.LookupReply)
+    def await_(self, request: pb.AwaitRequest, patience: float) -> pb.LookupReply:
+        """As `lookup`, once the time is over for which the daemon was asked to wait."""
+        wait = request.max_wait_seconds
+        return self._call_while_alive(
+            self._cache.Await, request, patience, pb.LookupReply, wait_seconds=wait
+        )
 
     def reject(self, request: pb.RejectRequest, patience: float) -> pb.LookupReply:
         """As `lookup`."""
@@ -263,23 +267,36 @@ class CacheClient:
         except grpc.RpcError as exc:
             self._fail(exc, type(request).__name__.removesuffix("Request"))
 
-    def _call_while_alive(self, method: Any, request: Any, patience: float, _reply: type[T]) -> T:
+    def _call_while_alive(
+        self,
+        method: Any,
+        request: Any,
+        patience: float,
+        _reply: type[T],
+        *,
+        wait_seconds: float = 0.0,
+    ) -> T:
         """A call that may take long. Silence costs `patience` in all: half of it for the call, half for a Hello.
 
         `patience` halves with every failure, and so does the time for the call: a daemon whose lookups hang, but
         that says Hello, costs a process 2 * LOOKUP_SECONDS in all.
+
+        Args:
+            wait_seconds: the daemon was asked to wait for so long first.
         """
-        seconds = LOOKUP_SECONDS * min(1.0, patience / SMALL_CALL_SECONDS)
+        seconds = wait_seconds + LOOKUP_SECONDS * min(1.0, patience / SMALL_CALL_SECONDS)
         ends = time.monotonic() + seconds
         try:
             call = method.future(request, timeout=seconds)
         except RuntimeError:  # a compile while the interpreter ends: gRPC can't start its thread
-            return self._call(method, request, patience, _reply)
+            return self._call(method, request, wait_seconds + patience, _reply)
+        silent_seconds = wait_seconds + patience / 2
         while True:
             try:
-                reply: T = call.result(timeout=patience / 2)
+                reply: T = call.result(timeout=silent_seconds)
                 return reply
             except grpc.FutureTimeoutError:
+                silent_seconds = patience / 2
                 try:
                     self.hello(patience / 2)
                     # gRPC's own deadline doesn't do: where its thread could not start, nothing tells us of it.

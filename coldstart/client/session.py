@@ -291,9 +291,7 @@ class Session:
                 request = pb.AwaitRequest(
                     lookup_id=lookup.id, key=lookup.identity.key, max_wait_seconds=slice_seconds
                 )
-                answer = self._foreground(
-                    partial(client.await_, request, slice_seconds + self.link.patience)
-                )
+                answer = self._foreground(partial(client.await_, request, self.link.patience))
                 if answer.WhichOneof("answer") != "wait":
                     return answer
                 if time.monotonic() - asked < slice_seconds / 2:

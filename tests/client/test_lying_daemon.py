@@ -20,7 +20,7 @@ from coldstart.client import session
 from coldstart.client.client import CacheClient
 from coldstart.errors import ArtifactCorrupt, DaemonTimeout
 from coldstart.identity.key import key_of
-from coldstart.outcomes import Outcome
+from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 from coldstart.rpc.v1 import cache_pb2_grpc
 
@@ -122,6 +122,23 @@ def test_a_wait_ends_whatever_the_daemon_says(
     np.testing.assert_array_equal(run(lambda x: x + 1), X + 1)
     assert [outcome for outcome, _ in lookups()] == [Outcome.TIMEOUT]
     assert len(hooked.calls) < 100  # and is not asked in a circle without a pause
+
+
+def test_a_wait_whose_end_takes_long_is_no_silence(hooked: Liar) -> None:
+    """A tier of the daemon is slow, and the daemon says Hello meanwhile: what was waited for is waited for."""
+
+    def slowly(key: str) -> pb.LookupReply:
+        time.sleep(3.0)  # longer than a slice and all patience
+        return pb.LookupReply(
+            mode=pb.MODE_CANONICAL, key=key, refused=pb.Refused(reason=pb.REASON_NEGATIVE_OOM)
+        )
+
+    hooked.answer = lambda key, record: _wait(key, 30.0)
+    hooked.await_ = slowly
+    np.testing.assert_array_equal(run(lambda x: x + 5), X + 5)
+    assert lookups() == {(Outcome.REFUSED, Reason.NEGATIVE_OOM): 1}
+    report = coldstart.report()
+    assert report is not None and report.lost_seconds == 0.0
 
 
 def test_more_bytes_than_announced_are_not_kept(hooked: Liar) -> None:
