@@ -60,7 +60,7 @@ def warm(
 ) -> int:
     """Compile what PLAN lists and the cache lacks, and publish it.
 
-    PLAN is a preset (demo) or a TOML file (ends in .toml or has a /) with model = "tiny-moe" or, for your own,
+    PLAN is a preset (demo, fleet) or a TOML file (ends in .toml or has a /) with model = "tiny-moe" or, for your own,
     programs = "my_module:function"; coldstart/warmup/README.md shows one. Progress goes to stderr; the last line of
     stdout is one JSON object. Exit code 1 where something failed or was refused.
     """
