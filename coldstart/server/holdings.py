@@ -6,6 +6,7 @@ for a while, and take a publish in without a second copy.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections import Counter
@@ -18,9 +19,12 @@ from coldstart.errors import TierError, TierFull
 from coldstart.identity.key import KeyRecord
 from coldstart.store.chain import ChainTier, innermost, within
 from coldstart.store.disk import DiskTier
+from coldstart.store.disk_space import Usage
 from coldstart.store.tier import Tier
 
 log = logging.getLogger("coldstart.server")
+
+LOOK_SECONDS = 0.5  # that whoever asks how a store stands waits for its disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Holdings:
         self._disk = disk
         self.counts = counts
         self._places = tuple(places)
+        self._usage: Usage | None = None  # as of the last look
+        self._looking: asyncio.Task[None] | None = None
         self._nonce = b""  # that was told
         self._no_nonce = False  # it could not be written, which was said
         tiers = chain.tiers if isinstance(chain, ChainTier) else (chain,)
@@ -185,18 +191,22 @@ class Holdings:
         return swept.temps + swept.entries + swept.objects + swept.records
 
     async def standing(self) -> tuple[TierStanding, ...]:
-        """How each tier stands."""
+        """How each tier stands. Takes a moment at most: where the disk is busy, its numbers are the last ones."""
         return tuple([await self._standing(place) for place in self._places])
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Names of the tiers that are in trouble now, as far as is known without asking them."""
+        return tuple(place.name for place in self._places if self._trouble(place.name))
 
     async def _standing(self, place: Place) -> TierStanding:
         artifacts = size = -1
         limit = 0
         if self._disk is not None and place.name == self._disk.name:
-            try:
-                usage = await self._disk.usage()
-                artifacts, size, limit = usage.count, usage.bytes, usage.limit_bytes
-            except TierError as exc:
-                log.warning("%s: %s", place.name, exc)
+            await self._look(self._disk)
+            if self._usage is not None:
+                artifacts, size = self._usage.count, self._usage.bytes
+            limit = self._disk.limit_bytes
         operations = {
             f"{op}.{outcome}": count
             for (tier, op, outcome), count in sorted(self.counts.operations.items())
@@ -205,6 +215,19 @@ class Holdings:
         return TierStanding(
             place.name, place.url, artifacts, size, limit, operations, self._trouble(place.name)
         )
+
+    async def _look(self, disk: DiskTier) -> None:
+        """Read the disk's numbers. One look at a time: it may stand in line behind large publishes, or a lock."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._read_usage(disk))
+        await asyncio.wait({self._looking}, timeout=LOOK_SECONDS)
+
+    async def _read_usage(self, disk: DiskTier) -> None:
+        try:
+            self._usage = await disk.usage()
+        except TierError as exc:
+            log.warning("%s: %s", disk.name, exc)
+            self._usage = None
 
     def _trouble(self, name: str) -> str:
         for tier in getattr(self._chain, "tiers", (self._chain,)):

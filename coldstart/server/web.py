@@ -96,7 +96,7 @@ def health_app(app: App) -> Starlette:
 
     async def ready(request: Request) -> Response:
         if app.serving:  # also with a shared tier down: no state of a tier makes a pod unready
-            degraded = ", ".join((await app.standing.snapshot()).degraded)
+            degraded = ", ".join(app.standing.degraded)
             return PlainTextResponse(f"ok, degraded: {degraded}\n" if degraded else "ok\n")
         return PlainTextResponse("not serving\n", status_code=503)
 

@@ -108,8 +108,8 @@ def shard(key: str) -> str:
 
 
 @contextmanager
-def flocked(path: Path) -> Iterator[None]:
-    """Hold `path` locked, against other processes and other threads.
+def flocked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold `path` locked, against other processes and other threads. Raises TierTimeout after `seconds` in vain.
 
     Order where two are held: limit before a key's.
     """
@@ -120,7 +120,7 @@ def flocked(path: Path) -> Iterator[None]:
             os.rename(path, path.with_name(f"displaced-{time.time_ns()}"))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        give_up = time.monotonic() + LOCK_SECONDS
+        give_up = time.monotonic() + seconds
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

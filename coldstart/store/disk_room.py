@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from coldstart.errors import TierFull, TooLarge
+from coldstart.errors import TierFull, TierTimeout, TooLarge
 from coldstart.store.disk_index import DiskIndex
-from coldstart.store.disk_layout import Layout, flocked, unlink
+from coldstart.store.disk_layout import LOCK_SECONDS, Layout, flocked, unlink
 from coldstart.store.disk_space import INDEX_BYTES, Space, Usage
 from coldstart.store.disk_tmp import SPOOL_SUFFIX, TempFolder
 from coldstart.store.pins import Pins
 from coldstart.store.recorder import Recorder
 
 EVICTED_KEYS = 4096  # remembered so that a later miss can say why
+# A process that held the limit's lock for all of LOCK_SECONDS is given less time, for a while.
+DOUBTFUL_SECONDS, DOUBT_LASTS_SECONDS = 0.5, 60.0
 SPOOLS_SHARE = 2  # all spools together: limit / this
 
 
@@ -49,6 +54,7 @@ class Room:
         self._tier = tier
         self._lock = threading.Lock()  # around _space; before the limit flock, before a key's
         self._space = Space(layout, temps, limit_bytes)
+        self._doubtful_until = 0.0  # somebody who doesn't go on has the limit's lock
         self._evicted: OrderedDict[str, None] = OrderedDict()
 
     def usage(self) -> Usage:
@@ -72,7 +78,7 @@ class Room:
 
     def make(self, need_bytes: int) -> None:
         """Raises TierFull where it can't be made."""
-        with self._lock, flocked(self._layout.limit_lock):
+        with self._decided():
             self._make(need_bytes)
 
     def reserve(self, total_bytes: int, beside_bytes: int) -> Path:
@@ -81,20 +87,20 @@ class Room:
         Raises TooLarge, TierFull.
         """
         self._check_fits(total_bytes, beside_bytes)
-        with self._lock, flocked(self._layout.limit_lock):
+        with self._decided():
             self._make(total_bytes + beside_bytes + INDEX_BYTES)
             return self._new_file(self._temps.new_path(), total_bytes)
 
     def open_spool(self, total_bytes: int) -> Path:
         """An empty spool for what will have `total_bytes`. Raises TooLarge, TierFull."""
         self._check_fits(total_bytes, 0)
-        with self._lock, flocked(self._layout.limit_lock):
+        with self._decided():
             self._make(INDEX_BYTES)
             return self._new_file(self._temps.new_path(SPOOL_SUFFIX), 0)
 
     def grow_spool(self, path: Path, to_bytes: int) -> None:
         """Let a spool hold `to_bytes`. Raises TierFull: no room, or too much is arriving at once."""
-        with self._lock, flocked(self._layout.limit_lock):
+        with self._decided():
             held = os.stat(path).st_size
             if to_bytes <= held:
                 return
@@ -107,6 +113,21 @@ class Room:
                 )
             self._make(to_bytes - held)
             os.truncate(path, to_bytes)  # this size is what other processes count
+
+    @contextmanager
+    def _decided(self) -> Iterator[None]:
+        """Both locks. Raises TierTimeout where another process doesn't let go of its: soon, if it didn't before, or
+        all that is published here would stand in line behind it for ten seconds each."""
+        with self._lock:
+            seconds = LOCK_SECONDS if time.monotonic() > self._doubtful_until else DOUBTFUL_SECONDS
+            with ExitStack() as held:
+                try:
+                    held.enter_context(flocked(self._layout.limit_lock, seconds))
+                except TierTimeout:
+                    self._doubtful_until = time.monotonic() + DOUBT_LASTS_SECONDS
+                    raise
+                self._doubtful_until = 0.0
+                yield
 
     def _check_fits(self, total_bytes: int, beside_bytes: int) -> None:
         if total_bytes + beside_bytes + INDEX_BYTES > self._limit_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -325,3 +327,34 @@ def test_a_disk_that_is_full_for_a_while_is_a_disk_all_the_same(tmp_path, asking
         while not any(path.suffix == ".spool" for path in files(root, "tmp")):
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+
+def test_a_frozen_process_with_the_limits_lock_makes_nobody_unready(
+    tmp_path, start_daemon, asking, made
+) -> None:
+    """As a paused container does that shares the store: publishes say so in turn, and nothing else waits."""
+    daemon = start_daemon("--health=127.0.0.1:0")
+    kept = asking(daemon.cache, made.record("kept"))
+    assert kept.publish(made.artifact(kept.record)).digest
+    ends: list[int] = []
+
+    def publish(n: int) -> None:
+        one = asking(daemon.cache, made.record(f"late{n}"))
+        ends.append(one.publish(made.artifact(one.record)).kept_local)
+
+    threads = [threading.Thread(target=publish, args=(n,)) for n in range(8)]
+    with (daemon.store / "v1" / "locks" / "limit").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for thread in threads:
+            thread.start()
+        assert daemon.stats().tiers[0].limit_bytes
+        for path, word in (("readyz", b"ok"), ("metrics", b"coldstart_tier_limit_bytes")):
+            url = f"http://{daemon.ready['health']}/{path}"
+            with urllib.request.urlopen(url, timeout=5) as reply:
+                assert word in reply.read()
+        assert asking(daemon.cache, kept.record).lookup().WhichOneof("answer") == "hit"
+        for thread in threads:
+            thread.join(30)  # eight times ten seconds would be too late
+    assert ends == [pb.REASON_DEADLINE] * 8
+    late = asking(daemon.cache, made.record("free again"))
+    assert not late.publish(made.artifact(late.record)).kept_local
