@@ -45,7 +45,7 @@ DEFAULT_TTL_SECONDS = 7 * 86400.0
 CHUNK_BYTES = (
     1 << 20
 )  # well below the 512 MB of one value, and short enough to keep others waiting little
-WINDOW = 4  # chunks asked for at once
+WINDOW = 2  # chunks asked for at once; more make the library copy what it has read again and again
 MOST_READS = 8  # payloads in memory at once
 IDLE_SECONDS = 10.0  # for one window of chunks
 UPLOAD_SECONDS = 600.0  # chunks of an upload that never ended go after that
