@@ -87,6 +87,7 @@ class ChainTier:
             recorder, self._still_above, self._take_back, first_seconds=write_back_seconds
         )
         self._barred: OrderedDict[tuple[int, str, str], None] = OrderedDict()  # tier, key, digest
+        self._failing: set[str] = set()  # names of the tiers that failed when they were asked last
 
     @property
     def name(self) -> str:
@@ -101,10 +102,19 @@ class ChainTier:
 
         Tiers below a hit are asked too where the key has variants: the caller's may be only there.
         """
+        return await self._find(key, frozenset())
+
+    async def find_at_once(self, key: str) -> tuple[Header, ...]:
+        """As `find`, without the tiers that failed when they were asked last: none found is no certain miss."""
+        return await self._find(key, frozenset(self._failing))
+
+    async def _find(self, key: str, left_out: Collection[str]) -> tuple[Header, ...]:
         found: dict[str, Header] = {}
         failures: list[Exception] = []
         partial = False
         for at, tier in enumerate(self.tiers):
+            if tier.name in left_out:
+                continue
             headers = await self._ask(tier, "find", tier.find(key), failures)
             partial = partial or (headers is not None and tier.writable)
             for header in headers or ():
@@ -306,11 +316,15 @@ class ChainTier:
         self, tier: Tier, op: str, call: Awaitable[T], failures: list[Exception]
     ) -> T | None:
         try:
-            return await call
+            answer = await call
         except _FAILURES as exc:
             self._failed(tier, op, exc)
             failures.append(exc)
+            if isinstance(exc, TierError):
+                self._failing.add(tier.name)
             return None
+        self._failing.discard(tier.name)
+        return answer
 
     def _failed(self, tier: Tier, op: str, exc: Exception) -> None:
         """Told under the chain's name: the tier's own wrapper counts the tier's."""
