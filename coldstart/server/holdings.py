@@ -99,6 +99,12 @@ class Holdings:
     async def find(self, key: str) -> tuple[Header, ...]:
         return await self._chain.find(key)
 
+    async def find_at_once(self, key: str) -> tuple[Header, ...]:
+        """As `find`, without the tiers that failed when they were asked last: none found is no certain miss."""
+        if isinstance(self._chain, ChainTier):
+            return await self._chain.find_at_once(key)
+        return await self._chain.find(key)
+
     async def get(self, key: str, digest: str) -> Found | None:
         if isinstance(self._chain, ChainTier):
             got = await self._chain.get_with_source(key, digest)

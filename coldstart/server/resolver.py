@@ -116,23 +116,28 @@ class Resolver:
             busy = await self._leases.acquire(lookup)
             if busy is not None:
                 return self._waiting(key, busy)
-            if publishes == self._publisher.count and (
-                looked_again or not await self._came_elsewhere(lookup, trouble)
-            ):
+            header = None if looked_again else await self._came_elsewhere(lookup)
+            if publishes == self._publisher.count and header is None:
                 return self._leased(lookup, trouble)
             # Something was published between looking and leasing; it may have been this.
             looked_again = True
             await self._leases.release(lookup.lease_id)
+            hit = None if header is None else await self._hit(lookup, header)
+            if hit is not None:
+                return hit
 
-    async def _came_elsewhere(self, lookup: OpenLookup, trouble: Reason | None) -> bool:
-        """Whether another daemon published it between our look and our lease, and gave its lease back."""
-        if not self._leases.shared or trouble is not None:
-            return False
+    async def _came_elsewhere(self, lookup: OpenLookup) -> Header | None:
+        """What another daemon published between our look and our lease, before it gave its lease back.
+
+        Where a tier was silent our look took long, and this is the more likely: the others are asked once more.
+        """
+        if not self._leases.shared:
+            return None
         try:
-            headers = await self._holdings.find(lookup.key)
+            headers = await self._holdings.find_at_once(lookup.key)
         except (TierError, TooLarge):
-            return False
-        return choose(headers, lookup.asker.cpu_features, lookup.excluded) is not None
+            return None
+        return choose(headers, lookup.asker.cpu_features, lookup.excluded)
 
     def _observe(self, lookup: OpenLookup, header: Header | None) -> Answer | None:
         """Observe mode takes nothing. A client that observes of itself is told what it would have hit."""
