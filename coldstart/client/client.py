@@ -236,7 +236,7 @@ class CacheClient:
             following = next(pieces, None)
             request.data, request.last = data, following is None
             try:
-                reply = self._call(self._cache.Upload, request, idle_seconds, pb.UploadReply)
+                reply = self._upload(request, idle_seconds)
             except UnknownCall:
                 if not request.HasField("start"):
                     raise
@@ -247,6 +247,18 @@ class CacheClient:
             request = pb.UploadRequest(upload_id=upload_id)
             data = following or b""
         return reply.published
+
+    def _upload(self, request: pb.UploadRequest, idle_seconds: float) -> pb.UploadReply:
+        """One piece. After the last one a slow disk may take its time: asked again while the daemon is alive."""
+        ends = time.monotonic() + STREAM_SECONDS
+        while True:
+            try:
+                return self._call(self._cache.Upload, request, idle_seconds, pb.UploadReply)
+            except DaemonTimeout:
+                if not request.last or time.monotonic() > ends:
+                    raise
+                self.hello()
+                request = pb.UploadRequest(upload_id=request.upload_id, last=True)
 
     def _stream(self, start: pb.PublishStart, pieces: Iterable[bytes]) -> pb.PublishReply:
         """As one call: what daemons had before Upload."""

@@ -70,10 +70,10 @@ class Uploads:
                 break  # the publish ended early: refused, or unwanted and answered already
         if not (last or upload.task.done()):
             return None
-        try:
-            return await upload.task
-        finally:
-            self._drop(upload_id, upload)
+        # A client that stops waiting doesn't end the publish: the bytes are here. It may ask again how it ended.
+        await asyncio.wait({upload.task})
+        self._drop(upload_id, upload)
+        return upload.task.result()
 
     def close(self) -> None:
         for upload in self._running.values():
@@ -98,6 +98,8 @@ class Uploads:
     def _ended(self, upload_id: str, upload: _Upload) -> None:
         if not upload.task.cancelled():
             upload.task.exception()  # seen: whoever feeds it next gets it, and nobody may come
+        while not upload.chunks.empty():  # that it ended without
+            upload.chunks.get_nowait()
         # The last call's client is being answered; for one that never comes the end is kept a little.
         self._ends.append((upload_id, upload))
         while len(self._ends) > MAX_UPLOADS // 4:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import time
 import uuid
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ import grpc
 import pytest
 
 from coldstart import wire
+from coldstart.client.client import CacheClient
 from coldstart.errors import InvalidRequest, TierFull
 from coldstart.rpc.v1 import cache_pb2 as pb
 from coldstart.server import uploads as module
@@ -98,6 +101,50 @@ async def test_an_id_used_again_is_another_upload(made, monkeypatch):
     publish.go_on.set()
     assert (await uploads.feed("again", b"2", last=True)).digest == "second"
     assert len(uploads) == 0
+
+
+async def test_a_client_that_stops_waiting_ends_no_publish_and_may_ask_again(made):
+    """A slow disk may take longer for an artifact than a client gives a call."""
+    publish = Slow()
+    uploads = Uploads(publish)
+    uploads.begin("u", publication(made, "slow"))
+    for _ in range(2):
+        waiting = asyncio.ensure_future(uploads.feed("u", b"", last=True))
+        done, _ = await asyncio.wait({waiting}, timeout=0.1)
+        assert not done
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    publish.go_on.set()
+    assert (await uploads.feed("u", b"", last=True)).digest == "slow"
+    assert len(uploads) == 0
+
+
+def test_a_disk_slower_than_a_call_may_be_gets_it_stored(tmp_path, start_daemon, asking, made):
+    """Its sync takes three times as long as the client waits for a call."""
+    patch = tmp_path / "slow"
+    patch.mkdir()
+    (patch / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "sync = os.fsync\n"
+        "def slow(fd):\n"
+        "    time.sleep(3.0 if os.fstat(fd).st_size > 1_000_000 else 0)\n"
+        "    sync(fd)\n"
+        "os.fsync = slow\n"
+    )
+    daemon = start_daemon(environ={"PYTHONPATH": str(patch)})
+    one = asking(daemon.cache, made.record("large"))
+    large = made.artifact(one.record, raw=os.urandom(5 << 20), codec="raw")
+    lease = one.lookup().lease.lease_id
+    start = start_of(one, large, "").start
+    start.lease_id = lease
+    client = CacheClient(daemon.address, holder="test")
+    began = time.monotonic()
+    assert client.publish(start, large.payload.chunks(), 1.0).digest == large.header.digest
+    assert time.monotonic() - began > 2
+    client.close()
+    assert asking(daemon.cache, one.record).lookup().WhichOneof("answer") == "hit"
+    assert daemon.stats().leases == 0
 
 
 async def test_uploads_are_bounded(made):
