@@ -52,6 +52,8 @@ EMULATOR = "STORAGE_EMULATOR_HOST"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 RETRIED = frozenset({403, 408, 429, 500, 502, 503, 504})
 QUOTA_WORDS = ("ratelimit", "rate limit", "quota", "exceeded")
+LATE = 1.05  # how much longer a call may take to say that it took too long
+FAILING_SECONDS = 5.0
 FORGET_CLOCK_SECONDS = 300.0  # an estimate; the server's clock may be set back
 _RETRY_WORDS = {TierTimeout: "timeout", TierFull: "full"}
 SLOWEST_BYTES_PER_SECOND = 1 << 20  # an upload that is slower has stopped
@@ -140,11 +142,17 @@ class Bucket:
             0.0  # seconds that the server's wall clock is ahead of our monotonic one
         )
         self._heard_at = 0.0  # by our clock; 0: never
+        self._failed_at = 0.0  # by our clock; 0: the last call that ended worked
         self._closed = False
 
     def server_unix(self) -> float | None:
         """The server's clock now, never too late, and up to 1 s too early; None before its first answer."""
         return time.monotonic() + self._server_ahead if self._heard_at else None
+
+    @property
+    def failing(self) -> bool:
+        """The last call failed, and that was only just now."""
+        return bool(self._failed_at) and time.monotonic() - self._failed_at < FAILING_SECONDS
 
     async def stat(self, name: str) -> Stored | None:
         def call(deadline: _Deadline) -> Stored | None:
@@ -206,7 +214,7 @@ class Bucket:
         *,
         metadata: Mapping[str, str],
         generation: int,
-        over: bool = True,
+        tries: int | None = None,
     ) -> Stored | None:
         """An object, whole or not at all, if `generation` is there now (0: none); None: another one is.
 
@@ -231,7 +239,9 @@ class Bucket:
             return stored
 
         seconds = self.patience.call_seconds + size_bytes / SLOWEST_BYTES_PER_SECOND
-        return await self._ask("write", name, call, seconds=seconds, write=True)
+        return await self._ask(
+            "write", name, call, seconds=seconds, tries=tries or self.patience.write_tries
+        )
 
     async def copy(self, source: Stored, name: str) -> bool:
         """Another name for the same bytes; False: they are gone."""
@@ -249,7 +259,7 @@ class Bucket:
             )
             return True
 
-        return bool(await self._ask("copy", source.name, call, write=True))
+        return bool(await self._ask("copy", source.name, call, tries=self.patience.write_tries))
 
     async def delete(self, name: str, generation: int) -> bool:
         """True: that generation was there and is gone."""
@@ -259,7 +269,7 @@ class Bucket:
             blob.delete(if_generation_match=generation, timeout=deadline.timeout(), retry=None)
             return True
 
-        return bool(await self._ask("delete", name, call, write=True))
+        return bool(await self._ask("delete", name, call, tries=self.patience.write_tries))
 
     async def close(self) -> None:
         """Calls that are under way end in their own time; nobody waits for them. Idempotent."""
@@ -275,29 +285,31 @@ class Bucket:
         call: Callable[[_Deadline], T],
         *,
         seconds: float | None = None,
-        write: bool = False,
+        tries: int | None = None,
     ) -> T | None:
         """`call` in the pool. None: not found, or a generation that isn't there."""
         if self._closed:
             raise TierError(f"gcs: {op} of {name}: the bucket is closed")
-        patience = self.patience
-        tries = patience.write_tries if write else patience.read_tries
-        deadline = _Deadline(seconds or patience.call_seconds, patience.idle_seconds)
+        deadline = _Deadline(seconds or self.patience.call_seconds, self.patience.idle_seconds)
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._pool, self._try, call, deadline, tries, loop)
+        work = loop.run_in_executor(
+            self._pool, self._try, call, deadline, tries or self.patience.read_tries, loop
+        )
         try:
-            async with asyncio.timeout(
-                deadline.seconds * 1.05
-            ):  # its thread says it in better words
-                return await work
+            async with asyncio.timeout(deadline.seconds * LATE):  # its thread has better words
+                got = await work
         except TimeoutError as exc:
+            self._failed_at = time.monotonic()
             raise TierTimeout(
                 f"gcs: {op} of {name}: no answer within {deadline.seconds:g} s"
             ) from exc
         except TierError as exc:
+            self._failed_at = time.monotonic()
             raise type(exc)(f"gcs: {op} of {name}: {exc}") from exc.__cause__
         finally:
             deadline.stop()
+        self._failed_at = 0.0
+        return got
 
     def _try(
         self,

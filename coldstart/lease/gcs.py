@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from coldstart.bucket import Bucket, Stored
-from coldstart.errors import BreakerOpen, InvalidRequest, LeaseLost, TierError
+from coldstart.errors import BreakerOpen, InvalidRequest, LeaseLost, TierError, TierNotReady
 from coldstart.lease.board import Busy, End, Ended, Failure, Granted, Lease
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,10 @@ LAYOUT = "coldstart/v1"
 MARK = "coldstart-lease"  # metadata; its value is a note
 POLL_SECONDS = 2.0
 TRIES = 3
+NOTE_SECONDS = 60.0  # a failure is told to who comes to wait
+WRITE_TRIES = 3  # somebody waits for it
 CLOSE_SECONDS = 5.0
-DOWN_SECONDS = 5.0  # not asked, after it failed
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0  # between looks at a bucket that fails
 MOST_MESSAGE_CHARS = 2000  # a note holds 8 KiB
 REMEMBERED = 4096  # generations, and since when
 
@@ -110,7 +112,7 @@ class GcsLeaseBoard:
         poll_seconds: float = POLL_SECONDS,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The bucket is closed with the board."""
+        """The bucket is somebody else's to close, later than the board."""
         self._bucket = bucket
         self._base = "/".join(filter(None, (prefix.strip("/"), LAYOUT, "leases")))
         self._poll_seconds = poll_seconds
@@ -118,7 +120,8 @@ class GcsLeaseBoard:
         self._by_id: dict[str, _Held] = {}
         self._by_key: dict[str, _Held] = {}
         self._watches: dict[str, _Watch] = {}
-        self._down_until = 0.0  # 0: it answered when it was last asked
+        self._pause = FIRST_PAUSE_SECONDS
+        self._probing: asyncio.Task[None] | None = None  # the bucket fails
         # name -> (generation, when it was first seen here)
         self._first_seen: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
@@ -193,9 +196,9 @@ class GcsLeaseBoard:
         """Raises TierError: it can't be seen whether anybody holds it."""
         watch = self._watches.get(key)
         if watch is None:
-            token = await self._token_now(key)
-            if token is None:
-                return Ended(End.RELEASED)
+            token, over = await self._now_at(key)
+            if over is not None:
+                return over
             watch = self._watches.get(key)  # somebody else may have begun meanwhile
             if watch is None or watch.token != token:
                 watch = self._watches[key] = _Watch(token)
@@ -222,7 +225,8 @@ class GcsLeaseBoard:
                 await asyncio.gather(*leases, return_exceptions=True)
         for key, watch in tuple(self._watches.items()):
             self._finish(key, watch, Ended(End.RELEASED))
-        await self._bucket.close()
+        if self._probing is not None:
+            self._probing.cancel()
 
     # --- leases of this daemon -----------------------------------------------------------------
 
@@ -266,27 +270,41 @@ class GcsLeaseBoard:
         return await self._unless_down(lambda: self._bucket.stat(name))
 
     async def _unless_down(self, call: Callable[[], Awaitable[T]]) -> T:
-        """One caller finds out that the bucket doesn't answer, or answers again; the others are told at once."""
-        if self._now() < self._down_until:
-            raise BreakerOpen("gcs: leases not asked for, the bucket failed a moment ago")
-        if self._down_until:  # the others are told so until this one knows
-            self._down_until = self._now() + DOWN_SECONDS
+        """Who finds out that the bucket fails is the last one to wait for it: until it answers in the background."""
+        if self._probing is None and self._bucket.failing:  # somebody else found out just now
+            self._go_down()
+        if self._probing is not None:
+            raise BreakerOpen("gcs: leases not asked for, the bucket failed lately")
         try:
-            got = await call()
-        except TierError:
-            self._down_until = self._now() + DOWN_SECONDS * random.uniform(0.8, 1.2)
+            return await call()
+        except TierNotReady:
             raise
-        self._down_until = 0.0
-        return got
+        except TierError:
+            self._go_down()
+            raise
+
+    def _go_down(self) -> None:
+        if self._probing is None:
+            self._probing = asyncio.create_task(self._probe())
+
+    async def _probe(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause * random.uniform(0.8, 1.2))
+            self._pause = min(2 * self._pause, MOST_PAUSE_SECONDS)  # until a lease is written again
+            with contextlib.suppress(TierError):
+                await self._bucket.stat(self._name("nobody"))
+                break
+        self._probing = None
 
     async def _write(self, name: str, note: _Note, generation: int) -> Stored | None:
         """Ours now; None: somebody was faster. An answer that was lost, or a condition ignored, doesn't fool it."""
         said = {MARK: note.to_text()}
         written = await self._unless_down(
             lambda: self._bucket.write(
-                name, lambda: iter(()), 0, metadata=said, generation=generation
+                name, lambda: iter(()), 0, metadata=said, generation=generation, tries=WRITE_TRIES
             )
         )
+        self._pause = FIRST_PAUSE_SECONDS
         there = await self._stat(name)
         if there is None or _Note.of(there) != note:
             return None
@@ -317,6 +335,10 @@ class GcsLeaseBoard:
         return Busy(note.holder, left, note.estimate_seconds) if left > 0 else None
 
     def _expires_in(self, there: Stored, note: _Note) -> float:
+        return note.ttl_seconds - self._age(there)
+
+    def _age(self, there: Stored) -> float:
+        """Seconds since it was written: at least that many."""
         generation, since = self._first_seen.get(there.name, (0, 0.0))
         if generation != there.generation:
             since = self._now()
@@ -328,17 +350,21 @@ class GcsLeaseBoard:
         server = self._bucket.server_unix()
         if server is not None:
             age = max(age, server - there.updated_unix)
-        return note.ttl_seconds - age
+        return age
 
     # --- waiting -------------------------------------------------------------------------------
 
-    async def _token_now(self, key: str) -> str | None:
-        """Of the lease that is held; None: nobody holds it."""
+    async def _now_at(self, key: str) -> tuple[str, Ended | None]:
+        """The token of the lease that is held; where there is none, how a wait for it ends."""
         if self._mine(key) is not None:
-            return self._by_key[key].note.token
+            return self._by_key[key].note.token, None
         there = await self._stat(self._name(key))
         note = _Note.of(there)
-        return note.token if note is not None and self._busy(there) is not None else None
+        if there is None or note is None:
+            return "", Ended(End.RELEASED)
+        if note.failure is not None and self._age(there) < NOTE_SECONDS:
+            return "", Ended(End.FAILED, note.failure)  # for who was told to wait, just before
+        return note.token, None if self._busy(there) is not None else Ended(End.RELEASED)
 
     async def _poll(self, key: str, watch: _Watch) -> None:
         while True:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from coldstart.errors import ConfigError
 from coldstart.lease.board import LeaseBoard, MemoryLeaseBoard
 from coldstart.lease.fleet import FleetLeaseBoard
-from coldstart.store.gcs_url import GcsStore, open_bucket
+from coldstart.store.chain import within
+from coldstart.store.gcs_url import GcsStore
 from coldstart.store.recorder import Recorder
 from coldstart.store.redis_url import RedisStore
 from coldstart.store.tier import Tier
@@ -58,7 +59,13 @@ def _fleet_board(store: object, chain: Tier, recorder: Recorder) -> LeaseBoard:
     if isinstance(store, GcsStore):
         from coldstart.lease.gcs import GcsLeaseBoard
 
-        return GcsLeaseBoard(open_bucket(store, recorder), store.prefix)
+        # The tier's own: when one of them finds that it is silent, the other needn't.
+        bucket = next(
+            tier.bucket
+            for tier in within(chain)
+            if tier.name == "gcs" and hasattr(tier, "bucket") and tier.bucket.name == store.bucket
+        )
+        return GcsLeaseBoard(bucket, store.prefix)
     from coldstart.lease.redis import RedisLeaseBoard
 
     tier = redis_of(chain)

@@ -24,12 +24,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from coldstart.artifact import MAGIC, Artifact, BytesPayload, Header, read_header
-from coldstart.bucket import Bucket, Stored
+from coldstart.bucket import LATE, Bucket, Stored
 from coldstart.errors import (
     ArtifactCorrupt,
     ArtifactMismatch,
     InvalidRequest,
     TierError,
+    TierTimeout,
     TooLarge,
 )
 from coldstart.identity.key import KeyRecord, key_of
@@ -83,6 +84,11 @@ class GcsTier:
         self._damaged: OrderedDict[str, None] = OrderedDict()  # keys, until something sound is put
         # key -> (when it was seen, what is there); the oldest first
         self._seen: OrderedDict[str, tuple[float, tuple[_Place, ...]]] = OrderedDict()
+
+    @property
+    def bucket(self) -> Bucket:
+        """Open until the tier is closed; leases are kept in the same one."""
+        return self._bucket
 
     @property
     def name(self) -> str:
@@ -200,9 +206,13 @@ class GcsTier:
         when, known = self._seen.get(key, (0.0, ()))
         if known and self._now() - when < REMEMBERED_SECONDS:
             return known
-        folder = self._folder(key)
-        listed = await self._bucket.list(folder)
-        looked = await asyncio.gather(*(self._look(stored, key) for stored in listed))
+        seconds = self._bucket.patience.call_seconds * LATE
+        try:
+            async with asyncio.timeout(seconds):  # of all its calls together
+                listed = await self._bucket.list(self._folder(key))
+                looked = await asyncio.gather(*(self._look(stored, key) for stored in listed))
+        except TimeoutError as exc:
+            raise TierTimeout(f"gcs: find of {key[:16]}: no answer within {seconds:g} s") from exc
         places = tuple(place for place in looked if place is not None)
         self._seen.pop(key, None)
         if places:

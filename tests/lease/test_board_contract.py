@@ -29,7 +29,7 @@ from coldstart.lease.fleet import FleetLeaseBoard
 from coldstart.lease.redis import RedisLeaseBoard
 
 LONG = 30.0  # a lease that doesn't end by itself here
-SHORT = 1.0  # one that does
+SHORT, SHORT_IN_BUCKET = 1.0, 3.0  # ones that do
 SOON = 10.0  # what is due at once has happened by then, however busy the machine is
 
 
@@ -39,6 +39,9 @@ class Boards:
 
     here: LeaseBoard
     there: LeaseBoard
+    short: float = (
+        SHORT  # where a word takes several requests, they must fit into it on a busy machine
+    )
 
 
 Maker = Callable[[pytest.FixtureRequest, AsyncExitStack], Boards]
@@ -73,10 +76,13 @@ def gcs(request: pytest.FixtureRequest, stack: AsyncExitStack) -> Boards:
     server: Cloud = request.getfixturevalue("cloud")  # skips where the extra is missing
     from coldstart.lease.gcs import GcsLeaseBoard
 
-    boards = [GcsLeaseBoard(open_bucket(server), "team/x", poll_seconds=0.1) for _ in range(2)]
-    for board in boards:
-        stack.push_async_callback(board.close)
-    return Boards(*boards)
+    boards = []
+    for _ in range(2):
+        bucket = open_bucket(server)
+        stack.push_async_callback(bucket.close)
+        boards.append(GcsLeaseBoard(bucket, "team/x", poll_seconds=0.1))
+        stack.push_async_callback(boards[-1].close)
+    return Boards(*boards, short=SHORT_IN_BUCKET)
 
 
 def fleet_over_gcs(request: pytest.FixtureRequest, stack: AsyncExitStack) -> Boards:
@@ -84,7 +90,7 @@ def fleet_over_gcs(request: pytest.FixtureRequest, stack: AsyncExitStack) -> Boa
     boards = [FleetLeaseBoard(one, MemoryLeaseBoard()) for one in (shared.here, shared.there)]
     for board in boards:
         stack.push_async_callback(board.close)
-    return Boards(*boards)
+    return Boards(*boards, short=SHORT_IN_BUCKET)
 
 
 MAKERS: dict[str, Maker] = {
@@ -184,22 +190,22 @@ async def test_failure_reaches_the_waiters_with_its_reason(boards: Boards) -> No
 
 async def test_an_expired_lease_wakes_its_waiters_and_is_free(boards: Boards) -> None:
     began = time.monotonic()
-    first = await granted(boards.here, seconds=SHORT)
+    first = await granted(boards.here, seconds=boards.short)
     tasks = [await waiting(board) for board in (boards.here, boards.there)]
     assert [await soon(task) for task in tasks] == [Ended(End.EXPIRED)] * 2
-    assert time.monotonic() - began >= SHORT - 0.1
+    assert time.monotonic() - began >= boards.short - 0.1
     assert not await boards.here.holds(first.id)
     assert (await granted_in_the_end(boards.there, "two")).fence > first.fence
 
 
 async def test_a_slow_holder_with_heartbeats_is_not_robbed(boards: Boards) -> None:
-    lease = await granted(boards.here, seconds=SHORT)
+    lease = await granted(boards.here, seconds=boards.short)
     task = await waiting(boards.there)
-    until = time.monotonic() + 3 * SHORT
+    until = time.monotonic() + 3 * boards.short
     while time.monotonic() < until:
-        assert await boards.here.renew(lease.id) == SHORT
+        assert await boards.here.renew(lease.id) == boards.short
         assert isinstance(await boards.there.acquire("k", "two", LONG, 0), Busy)
-        await asyncio.sleep(SHORT / 5)
+        await asyncio.sleep(boards.short / 5)
     assert not task.done()
     await boards.here.release(lease.id)
     assert await soon(task) == Ended(End.RELEASED)
@@ -207,9 +213,9 @@ async def test_a_slow_holder_with_heartbeats_is_not_robbed(boards: Boards) -> No
 
 @pytest.mark.parametrize("ending", ["expired", "released", "failed"])
 async def test_a_late_word_harms_nobody(boards: Boards, ending: str) -> None:
-    late = await granted(boards.here, seconds=SHORT if ending == "expired" else LONG)
+    late = await granted(boards.here, seconds=boards.short if ending == "expired" else LONG)
     if ending == "expired":
-        await asyncio.sleep(SHORT + 0.1)
+        await asyncio.sleep(boards.short + 0.1)
     elif ending == "released":
         await boards.here.release(late.id)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import statistics
@@ -275,13 +276,12 @@ def test_a_black_hole_costs_its_deadline_then_next_to_nothing(fleet, asking, mad
     ordinary = statistics.median(timed(f"ordinary {n}")[0] for n in range(15))
     cloud.proxy.fail(silent=True)
     slow = [timed(f"silent {n}") for n in range(3)]
-    # The board of leases finds out for itself, beside the tier, and once.
     assert [reason for _, reason in slow] == [pb.REASON_DEADLINE] * 3
-    assert all(seconds <= 2 * DEADLINE_SECONDS * 1.2 for seconds, _ in slow), slow
-    assert all(seconds <= DEADLINE_SECONDS * 1.2 for seconds, _ in slow[1:]), slow
+    assert all(seconds <= DEADLINE_SECONDS * 1.2 for seconds, _ in slow), slow
     fast = [timed(f"open {n}") for n in range(15)]
     assert {reason for _, reason in fast} == {pb.REASON_BREAKER_OPEN}
     assert statistics.median(seconds for seconds, _ in fast) < 5 * ordinary, (ordinary, fast)
+    print(f"ordinary {ordinary:.4f} s, silent {slow}, open {sorted(fast)}")
     stats = daemon.stats()
     assert operations(daemon)["find.timeout"] == 3 and operations(daemon)["breaker.open"] == 1
     assert "not asked" in next(tier for tier in stats.tiers if tier.name == "gcs").trouble
@@ -352,8 +352,13 @@ def test_a_bucket_that_comes_later_is_used_without_a_restart(fleet, asking, made
         counts.update(operations(daemon))
     assert counts["write-back.ok"] == counts["write-back.adopted"] == 1
     for daemon in daemons:
-        compiled(asking, daemon, made, made.record(f"after {daemon.folder.name}"))
-        assert not daemon.stats().leases_trouble
+        new = itertools.count()
+
+        def shared(daemon=daemon, new=new) -> bool:  # seen when somebody asks for a lease
+            compiled(asking, daemon, made, made.record(f"{daemon.folder.name} {next(new)}"))
+            return not daemon.stats().leases_trouble
+
+        until(shared, "leases stayed this daemon's own")
 
 
 def test_a_store_process_that_is_killed_and_started_again(

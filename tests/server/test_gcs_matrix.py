@@ -131,13 +131,7 @@ class World:
         self.holdings = Holdings(
             self.chain, None, tell, [Place("memory", "memory://"), Place("gcs", "gs://b")]
         )
-        self.fleet = GcsLeaseBoard(
-            open_bucket(
-                cloud, patience=WAITS, on_retry=lambda word: tell("gcs", "retry", word, 0.0)
-            ),
-            "team/x",
-            poll_seconds=0.1,
-        )
+        self.fleet = GcsLeaseBoard(self.bucket, "team/x", poll_seconds=0.1)
         self.board = FleetLeaseBoard(self.fleet, MemoryLeaseBoard(), on_change=self._leases)
         self.tally = Tally()
         self.config = DaemonConfig(listen=("unix:///x",), store=("memory://",))
@@ -355,8 +349,10 @@ async def lease(world: World, fault: str) -> tuple[str, str]:
     if fault == "back again":
         assert world.board.trouble
         world.cloud.proxy.accept()
-        world.fleet._down_until = 1e-9  # it need not be waited for here
-        assert await world.board.renew(answer.lease.id) == 5.0
+        async with asyncio.timeout(SOON):
+            while world.board.trouble:
+                assert await world.board.renew(answer.lease.id) == 5.0  # as heartbeats do
+                await asyncio.sleep(0.1)
     if world.board.trouble:
         why = world.board.trouble
         word = "deadline" if "no answer" in why else "quota" if "429" in why else "tier-down"
