@@ -1,0 +1,164 @@
+"""Three daemons, a Redis and a bucket, all of them killed, frozen, restarted and cut off from each other, while
+clients ask and publish; then everything that was seen is held against the invariants.
+
+The short run has one seed; the long one four. A run is made again by its seed: the faults and their times are the
+same, the machine's own timing isn't.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import chaos_checker
+import chaos_history
+import chaos_log
+import pytest
+import redis_server
+from chaos_compiler import record_of
+from chaos_fleet import Daemon, Fleet
+from chaos_plan import CI_SEED, draw
+
+from coldstart.client.client import CacheClient
+from coldstart.client.host import cpu_features
+from coldstart.errors import ColdstartError
+from coldstart.identity.key import key_of
+from coldstart.rpc.v1 import cache_pb2 as pb
+from coldstart.wire import outcome_from_pb, reason_from_pb
+
+SETTLE_SECONDS = 60.0  # after the last fault, until every daemon has every key
+LONG_SEEDS = (11, 12, 13, 14)
+LONG_SECONDS = 150.0
+
+
+@pytest.fixture
+def fleet_folder() -> Iterator[Path]:
+    """A short name: a socket's path may have 103 bytes. CHAOS_KEEP=1 keeps the logs, for whoever looks into a run."""
+    folder = Path(tempfile.mkdtemp(prefix="cs-chaos-"))
+    yield folder
+    if os.environ.get("CHAOS_KEEP", "0") == "0":
+        shutil.rmtree(folder)
+
+
+@pytest.mark.timeout(300)
+def test_a_minute_of_chaos(fleet_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(fleet_folder, CI_SEED, 60.0, capsys)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", LONG_SEEDS)
+def test_ten_minutes_of_chaos(
+    seed: int, fleet_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(fleet_folder, seed, LONG_SECONDS, capsys)
+
+
+def run(folder: Path, seed: int, seconds: float, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shutil.which(redis_server.PROGRAM), redis_server.MISSING
+    fleet = Fleet(folder, draw(seed, seconds))
+    try:
+        fleet.start()
+        fleet.run()
+        counts(fleet)
+        settle(fleet)
+        read_all(fleet)
+    finally:
+        fleet.close()
+    assert not fleet.trouble, fleet.trouble
+    verdict = chaos_checker.check(chaos_history.read(chaos_log.read(fleet.logs)))
+    with capsys.disabled():
+        print(f"\nchaos, seed {seed}, {seconds:g} s\n{verdict}")
+    assert not verdict.violations, f"seed {seed}:\n" + "\n".join(verdict.violations)
+
+
+def counts(fleet: Fleet) -> None:
+    """Each daemon's numbers, for the process that it is now."""
+    time.sleep(1.0)  # what a client sent last is being counted
+    for daemon in fleet.daemons:
+        client = CacheClient(daemon.address, holder="chaos")
+        reply = client.stats()
+        client.close()
+        by_outcome: dict[str, int] = {}
+        given_up = 0
+        for count in reply.lookups:
+            outcome = outcome_from_pb(count.outcome).value
+            by_outcome[outcome] = by_outcome.get(outcome, 0) + count.count
+            if reason_from_pb(count.reason).value == "lease-lost":
+                given_up += count.count
+        fleet.log("stats", daemon=daemon.name, pid=reply.pid, counts=by_outcome, given_up=given_up)
+
+
+def acknowledged(fleet: Fleet) -> list[int]:
+    """Numbers of the keys that some daemon took."""
+    history = chaos_history.read(chaos_log.read(fleet.logs))
+    numbers = {key_of(record_of(n)): n for n in range(len(fleet.plan.births))}
+    return sorted(numbers[key] for key in history.acks)
+
+
+def settle(fleet: Fleet) -> None:
+    """Until all daemons, and one that has only the bucket, have every acknowledged key, and agree on its digest."""
+    healed = fleet.log("over")
+    keys = [key_of(record_of(number)) for number in acknowledged(fleet)]
+    daemons = [*fleet.daemons, fleet.newcomer()]
+    while True:
+        found = {daemon.name: states(daemon, keys) for daemon in daemons}
+        digests = [
+            {found[daemon.name].get(key, ("absent", ""))[1] for daemon in daemons} for key in keys
+        ]
+        settled = all(len(of_key) == 1 and "" not in of_key for of_key in digests)
+        if settled or time.monotonic() > healed + SETTLE_SECONDS:
+            break
+        time.sleep(0.5)
+    for name, by_key in found.items():
+        for key, (state, digest) in by_key.items():
+            if digest:
+                fleet.log("settled", daemon=name, key=key, digest=digest)
+            else:
+                fleet.log("lost", daemon=name, key=key, state=state)
+    fleet.log("all-settled", seconds=time.monotonic() - healed, settled=settled)
+
+
+def states(daemon: Daemon, keys: list[str]) -> dict[str, tuple[str, str]]:
+    """State and digest of each key, by that daemon's word."""
+    client = CacheClient(daemon.address, holder="chaos")
+    request = pb.BatchRequest(keys=keys, host=pb.Host(cpu_features=cpu_features()))
+    try:
+        reply = client.batch(request, 30.0)
+    except ColdstartError as exc:
+        return {key: (repr(exc), "") for key in keys}
+    finally:
+        client.close()
+    return {a.key: (pb.KeyState.Name(a.state), a.digest) for a in reply.answers}
+
+
+def read_all(fleet: Fleet) -> None:
+    """A client of each daemon loads every acknowledged key."""
+    numbers = acknowledged(fleet)
+    for at, daemon in enumerate(fleet.daemons):
+        who = f"reader-{at}"
+        process = fleet.client(who, daemon, by_path=at % 2 == 0, keys=numbers)
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+        fleet.log("client-gone", client=who, code=code)
+
+
+def test_the_log_of_a_run_can_be_judged_again(fleet_folder: Path) -> None:
+    """What the verdict is made of is on disk: nothing is judged that isn't in the log."""
+    log = chaos_log.Log(fleet_folder / "a.jsonl", "harness")
+    log("begun", seed=0, seconds=0.0)
+    log.close()
+    (fleet_folder / "b.jsonl").write_text(
+        json.dumps([0.0, "1.1", "started", {"daemon": "d"}]) + '\n[1.0, "1.'
+    )
+    history = chaos_history.read(chaos_log.read(fleet_folder))
+    assert history.daemon_of == {"1.1": "d"}
+    assert [event.what for event in history.events] == ["started", "begun"]
