@@ -26,6 +26,10 @@ NOT_REWRITTEN = (
     "(exact mode, several processes, a rule that is off, or rewrites that its module refused), or normal form kept "
     "something"
 )
+OTHER_RULES = (
+    "a rule that is off for one side (COLDSTART_RULES, exact mode, a program of several processes), or that another "
+    "version knows, leaves in one key what it takes out of the other"
+)
 COORDINATES = (
     "device-coordinates: the two are for other chips of one topology; a TPU executable checks the coordinates of its "
     "own chip, so they can't share"
@@ -164,6 +168,8 @@ def _notes(
             yield COORDINATES
     if left["program"] == right["program"]:
         return
+    if only := list(_rules_of_one_side(left, right)):
+        yield f"made under other rules: {'; '.join(only)}; {OTHER_RULES}"
     if difference is None:
         missing = [
             s["name"] for s in (left, right) if not any(p["described"] for p in s["programs"])
@@ -174,7 +180,20 @@ def _notes(
                 "node (a daemon keeps them in memory, and only of programs that might be rewritten or took half a "
                 "second to compile); dump both modules with lowered.as_text() and compare the files"
             )
+    elif only:
+        return
     elif not difference["count"]:
         yield BLIND_SPOT
     elif difference["count"] == difference["stripped"]:
         yield NOT_REWRITTEN
+
+
+def _rules_of_one_side(left: dict[str, Any], right: dict[str, Any]) -> Iterator[str]:
+    """What was in force for one of two records and not for the other."""
+    listed = [(s["record"] or {"versions": {}})["versions"].get("rules", "") for s in (left, right)]
+    if not all(listed):  # nothing is known of one of them
+        return
+    one, other = ([rule for rule in text.split() if rule != "none"] for text in listed)
+    for side, ours, theirs in (("left", one, other), ("right", other, one)):
+        if extra := [rule for rule in ours if rule not in theirs]:
+            yield f"{side} only {', '.join(extra)}"

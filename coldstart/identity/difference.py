@@ -254,6 +254,12 @@ def _judged(
             rule = edit.rule
             edited = left if edit_l is not None else right
             why = _why_it_goes(edited, edit) or edit.reason
+        elif edit_l is not None and edit_r is not None:
+            why = f"{edit_l.rule} makes it {edit_l.value} on the left, {edit_r.value} on the right"
+        elif edit is not None:
+            kept, node = (right, b) if edit_r is None else (left, a)
+            side = "left" if edit_r is None else "right"
+            why = _why_it_stays(kept, node) or f"{edit.rule} rewrites the {side} one only"
         elif may_go and not l.final:  # a final descriptor has no normal form
             why = f"unless the rule {may_go} leaves it out of the hash"
         elif len(l.results_of(a)):

@@ -243,6 +243,27 @@ def test_notes_say_what_can_not_be_seen():
     assert (stripped["count"], stripped["stripped"], len(stripped["shown"])) == (2, 2, 1)
 
 
+def test_rules_that_were_off_for_one_side_are_named():
+    """The same raw program, once with all rules: nothing to report to anybody."""
+    ours = " ".join(rule.id for rule in rules.RULES)
+    left = replace(record(), versions={"rules": ours})
+    nothing = account.difference_account(program(layer()), program(layer()), 5)
+    for listed in ("none", ours.partition(" ")[2]):
+        (note,) = compared(
+            left, replace(record(program="cd"), versions={"rules": listed}), nothing
+        )["notes"]
+        assert note.startswith(f"made under other rules: left only {rules.RULES[0].id}")
+        assert account.BLIND_SPOT not in note
+    same = compared(left, replace(left, components=record(program="cd").components), nothing)
+    assert same["notes"] == [account.BLIND_SPOT]
+
+
+def test_a_slice_that_one_side_rewrites_only_stays() -> None:
+    found = differences(program(layer(1)), program(layer(2), [RULE]))
+    assert {d.rule for d in found} == {""}
+    assert {d.why for d in found} == {f"{RULE} rewrites the left one only"}
+
+
 def test_the_nearest_key_differs_in_least():
     others = [
         ("far", record(options="x", flags="y")),
