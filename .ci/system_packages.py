@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-PACKAGES = {"redis-server": "redis-server"}  # program -> Debian's package
+PACKAGES = {"redis-server": "redis-server", "strace": "strace"}  # program -> Debian's package
 # Services must not start by themselves: tests start their own processes.
 QUIET = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
 
