@@ -65,8 +65,9 @@ def parse_store(url: str) -> Store:
         if parts.scheme in REDIS_SCHEMES and not parts.fragment:
             return parse_redis(url, parts)
     except ValueError as exc:
+        shown = url.partition("://")[0] + "://" + url.rpartition("@")[2] if "@" in url else url
         raise ConfigError(
-            f"store {url!r} is not a URL: {exc}; write for instance disk:///dir"
+            f"store {shown!r} is not a URL: {exc}; write for instance disk:///dir"
         ) from exc
     if parts.scheme not in ("disk", "memory", GCS_SCHEME, *REDIS_SCHEMES):
         raise ConfigError(
