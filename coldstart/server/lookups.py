@@ -56,6 +56,7 @@ log = logging.getLogger("coldstart.server")
 
 MAX_REJECTS = 3  # of one digest by one lookup: repaired copies are worth another look, not for ever
 MAX_BATCH = 20_000
+BATCH_AT_ONCE = 16  # keys of one batch: a remote tier takes its time for each
 SILENT_LEASES = 4  # lease times without a word, after which a lookup that held one is given up
 
 
@@ -366,7 +367,13 @@ class Lookups:
             raise InvalidRequest(f"a batch holds at most {MAX_BATCH} keys, this one {len(asked)}")
         for key in asked:
             check_key(key)
-        return [await self._state(key, cpu_features) for key in asked]
+        turns = asyncio.Semaphore(BATCH_AT_ONCE)
+
+        async def state(key: str) -> KeyAnswer:
+            async with turns:
+                return await self._state(key, cpu_features)
+
+        return list(await asyncio.gather(*map(state, asked)))
 
     async def _state(self, key: str, cpu_features: frozenset[str]) -> KeyAnswer:
         header = choose(await self._holdings.find(key), cpu_features)
