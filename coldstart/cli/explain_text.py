@@ -112,7 +112,7 @@ def _side(side: dict[str, Any], limit: int) -> Iterator[str]:
     if side["remembered"] > len(side["programs"]):
         yield f"  {side['remembered']} raw programs came to it, shown are {len(side['programs'])}"
     elif record is not None and not side["programs"]:
-        yield "  no raw program of it is remembered: none was described to this daemon since it started"
+        yield "  no raw program of it is remembered (a running daemon does so, of those described to it)"
     for program in side["programs"][:limit]:
         yield from _program(program, limit)
 

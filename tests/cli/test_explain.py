@@ -35,7 +35,7 @@ def record(program: str, made_under: str = rules.in_force(), **changed: str) -> 
         tuple(Component(name, value, f"the {name}") for name, value in values.items()),
         "jit_step",
         (("rules", made_under),),
-        ("left out: locations", "unread-fragment-offset: @main op 0: nobody reads it"),
+        ("left out: locations", *["unread-fragment-offset: @main op 0: nobody reads it"] * 2),
     )
 
 
@@ -114,6 +114,7 @@ def test_a_key_with_the_programs_that_came_to_it(coldstart, told) -> None:
     assert "stripped by unread-fragment-offset: op 1 mla: stablehlo.custom_call never reads" in text
     assert "start_indices: array<i64: 16, 0> -> array<i64: 0, 0>" in text
     assert "operand 0 unread no use" in text and "operand 1 read used" in text
+    assert text.count("nobody reads it") == 1  # though start and limit both go for it
 
 
 def test_the_nearest_key(coldstart, told) -> None:
