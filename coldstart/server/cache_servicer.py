@@ -191,7 +191,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
         return Asker(
             lookup_id=request.lookup_id,
-            holder=request.holder[:MAX_TEXT],
+            holder=request.holder[:MAX_TEXT] or "somebody unnamed",
             namespace=request.namespace,
             cpu_features=frozenset(host.cpu_features),
             sees_volume=self._holdings.proves(host.volume_proof),

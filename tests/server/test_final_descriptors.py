@@ -72,6 +72,8 @@ def test_the_example_is_answered_as_documented(shared_daemon) -> None:
     reply = ask(shared_daemon, descriptor())
     reply.lease.lease_id = "..."
     assert reply == example("LookupReply", pb.LookupReply())
+    # Whoever comes next is told who compiles; the example's asker gave no name.
+    assert ask(shared_daemon, descriptor()).wait.holder == "somebody unnamed"
 
 
 def test_the_test_client_emits_the_example() -> None:
