@@ -1,9 +1,10 @@
 """Link: this process's connection to its daemon, and how much patience is left for it.
 
 A dead or silent daemon may cost a process at most two seconds in all. So every foreground call gets at most the
-patience that is left: 1 s at first, half of it after every failure (1 + ½ + ¼ + … < 2). After a failure the
-foreground doesn't call at all until a background thread has seen the daemon answer. Patience doubles again for every
-ten minutes in which calls were answered and none failed, so a process that lives for weeks isn't left with none.
+patience that is left: 1 s at first, half of it after a failure that took all of it (1 + ½ + ¼ + … < 2). One that cost
+the caller less takes less: a refused connection, or a call in the background. After a failure the foreground doesn't
+call at all until a background thread has seen the daemon answer. Patience doubles again for every ten minutes in which
+calls were answered and none failed, so a process that lives for weeks isn't left with none.
 """
 
 from __future__ import annotations
@@ -97,10 +98,10 @@ class Link:
                 self._patience = min(SMALL_CALL_SECONDS, 2 * self._patience)
 
     def mark_down(self, error: DaemonError, lost_seconds: float) -> None:
-        """No foreground calls until a background try succeeds."""
+        """No foreground calls until a background try succeeds. Patience loses half of what the caller lost."""
         with self._lock:
             self.lost_seconds += lost_seconds
-            self._patience /= 2
+            self._patience -= min(lost_seconds, self._patience) / 2
             self._settled = self._now()
             self._down = (type(error), str(error))
             self._client = None

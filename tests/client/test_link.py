@@ -25,6 +25,19 @@ def test_failures_cost_less_than_two_seconds_however_often_they_come() -> None:
     assert link.lost_seconds == given
 
 
+def test_failures_that_cost_the_caller_nothing_cost_no_patience() -> None:
+    """Of a frozen daemon one call in the foreground hears, and several in the background."""
+    link = Link("unix:///nowhere.sock", holder="test")
+    link.mark_down(DaemonError("gone"), link.patience)
+    for _ in range(10):
+        link.mark_down(DaemonError("gone"), 0.0)
+    assert link.patience == 1 / 2
+    link.mark_down(DaemonError("refused"), 0.125)
+    assert link.patience == 1 / 2 - 1 / 16
+    link.mark_down(DaemonError("alive, and slow"), 10.0)  # more than it had: half of it
+    assert link.patience == 1 / 4 - 1 / 32
+
+
 def test_a_daemon_that_is_known_to_be_down_is_not_asked_again(tmp_path: Any) -> None:
     link = Link(f"unix://{tmp_path}/nobody.sock", holder="test")
     with pytest.raises(DaemonError):
@@ -104,7 +117,7 @@ def test_patience_grows_back_while_all_goes_well() -> None:
     clock = [0.0]
     link = Link("unix:///nowhere.sock", holder="test", now=lambda: clock[0])
     for _ in range(5):
-        link.mark_down(DaemonError("gone"), 0.0)
+        link.mark_down(DaemonError("gone"), link.patience)
     assert link.patience == 1 / 32
     for _ in range(1000):  # however many answers come at once
         link.foreground(lambda: None)
