@@ -53,6 +53,9 @@ def show(numbers: dict[str, Any]) -> None:
         f"{numbers['open_lookups']} lookups open",
         soft_wrap=True,
     )
+    if numbers["fleet"]:
+        fleet = ", ".join(f"{name} {number:g}" for name, number in numbers["fleet"].items())
+        console.print(f"the fleet, some seconds ago: {fleet}", markup=False, soft_wrap=True)
     if numbers["lookups"]:
         table = Table("outcome", "reason", "tier", "count", title="How lookups ended")
         for count in numbers["lookups"]:

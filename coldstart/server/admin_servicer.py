@@ -108,4 +108,5 @@ def stats_reply(now: Snapshot) -> admin_pb2.StatsReply:
         ],
         leases_kept=now.leases_kept,
         leases_trouble=now.leases_trouble,
+        fleet=now.fleet,
     )

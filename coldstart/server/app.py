@@ -15,6 +15,7 @@ import os
 import signal
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -35,9 +36,12 @@ from coldstart.server.interceptors import Edge
 from coldstart.server.logs import say
 from coldstart.server.lookups import Lookups
 from coldstart.server.sockets import SocketPlace
-from coldstart.server.standing import CallCounts, Standing
+from coldstart.server.standing import CallCounts, Standing, counted
 from coldstart.server.tally import Tally
 from coldstart.store.urls import disk_of, open_store, redis_of
+
+if TYPE_CHECKING:  # needs an extra
+    from coldstart.store.redis import RedisTier
 
 log = logging.getLogger("coldstart.server")
 
@@ -106,6 +110,8 @@ class App:
         if redis is not None:
             redis.link.on_change.append(self._redis_changed)
             redis.link.start()  # a daemon starts without it, and says so
+            if kept == "redis":
+                self._count_the_fleet(redis)
         self._health = HealthServicer()
         await self._listen()
         self._sweeper = asyncio.create_task(self._sweep())
@@ -200,6 +206,14 @@ class App:
                 self.health_address = address
             else:
                 self.http_address = address
+
+    def _count_the_fleet(self, redis: RedisTier) -> None:
+        from coldstart.lease.fleet_counts import FleetCounts  # its library is optional
+
+        fleet = FleetCounts(redis.link, lambda: counted(self.tally))
+        self.standing.fleet = lambda: fleet.sums
+        self._undo.push_async_callback(fleet.push)  # the last of it
+        self._undo.callback(asyncio.create_task(fleet.run()).cancel)
 
     def _redis_changed(self, words: str) -> None:
         """Tell that Redis went down, or with "" that it answers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from coldstart import __version__
@@ -32,6 +32,7 @@ class Snapshot:
     tiers: tuple[TierStanding, ...]
     leases_kept: str  # local, redis or gcs
     leases_trouble: str  # why they are this daemon's alone for now
+    fleet: Mapping[str, float]  # `counted` of all daemons that share a Redis; empty without one
 
 
 @dataclass(slots=True)
@@ -66,6 +67,9 @@ class Standing:
         self._began = now()
         self.addresses: tuple[str, ...] = ()  # once they are known
         self.leases_kept, self.leases_trouble = "local", ""
+        self.fleet: Callable[[], Mapping[str, float]] = (
+            dict  # sums of all daemons that share a Redis
+        )
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -89,7 +93,21 @@ class Standing:
             tiers=tiers,
             leases_kept=self.leases_kept,
             leases_trouble=self.leases_trouble,
+            fleet=self.fleet(),
         )
+
+
+def counted(tally: Tally) -> dict[str, float]:
+    """What is summed over a fleet; names as in `coldstart stats --json`."""
+    ends: Counter[str] = Counter()
+    for (outcome, _, _), count in tally.lookups.items():
+        ends[outcome.value] += count
+    return {
+        **{f"lookups.{outcome}": float(count) for outcome, count in ends.items()},
+        "compiles": float(tally.compiles),
+        "compile_seconds": tally.compile_seconds,
+        "compile_seconds_saved": tally.compile_seconds_saved,
+    }
 
 
 def readings(now: Snapshot, calls: CallCounts, holdings: Holdings) -> Iterator[Reading]:

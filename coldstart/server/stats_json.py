@@ -7,6 +7,7 @@ Fields are added, never renamed; tests/cli/golden/stats.json holds their names a
     compile_seconds                     spent by clients, as they said
     compile_seconds_saved               recorded compile seconds of the artifacts that were hit
     tiers[].artifacts, tiers[].bytes    -1: not known
+    fleet                               sums of all daemons that share a Redis, some seconds old; {} without one
     tiers[].trouble, leases_trouble     what is wrong now, in words; "" where nothing is
 """
 
@@ -48,6 +49,7 @@ def stats_json(reply: admin_pb2.StatsReply) -> dict[str, Any]:
         "leases": reply.leases,
         "leases_kept": reply.leases_kept,
         "leases_trouble": reply.leases_trouble,
+        "fleet": dict(sorted(reply.fleet.items())),
         "compiles": reply.compiles,
         "compile_seconds": reply.compile_seconds,
         "compile_seconds_saved": reply.compile_seconds_saved,

@@ -149,6 +149,7 @@ def render(stats: dict[str, Any]) -> str:
         ("open lookups", stats["open_lookups"]),
         ("compiling now", stats["leases"]),
         ("leases kept by", stats["leases_kept"]),
+        ("the fleet", ", ".join(f"{n} {v:g}" for n, v in stats["fleet"].items()) or "no Redis"),
         ("trouble with leases", stats["leases_trouble"] or "none known"),
         ("mode", stats["mode"]),
         ("addresses", " ".join(stats["addresses"])),

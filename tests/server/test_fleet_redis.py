@@ -92,6 +92,12 @@ def test_sixteen_clients_of_two_daemons_compile_once(fleet, asking, new_record, 
     assert sum(counts.values()) == 15 and {outcome for outcome, _ in counts} == {pb.OUTCOME_HIT}
     assert sum(one.compiles for one in stats) == 1
     assert not any(one.leases or one.open_lookups for one in stats)
+    for daemon in daemons:
+        daemon.stop()  # its last counts go to the fleet's
+    third = fleet("three")
+    until(lambda: third.stats().fleet, "no sums of the fleet")
+    sums = third.stats().fleet
+    assert (sums["lookups.hit"], sums["lookups.miss"], sums["compiles"]) == (15, 1, 1)
 
 
 LEADER = """

@@ -80,7 +80,7 @@ def test_a_password_in_the_url_is_refused_and_not_repeated() -> None:
         parse_store("redis://user:Xq-secret@cache")
     assert "cs.password_file" in str(caught.value) and PASSWORD_VARIABLE in str(caught.value)
     assert "Xq-secret" not in str(caught.value)
-    with pytest.raises(ConfigError, match="not a URL") as caught:
+    with pytest.raises(ConfigError) as caught:
         parse_store("redis://user:Xq-secret@cache:port")
     assert "Xq-secret" not in str(caught.value)
     assert "Xq-secret" not in repr(RedisPlace(password="Xq-secret"))

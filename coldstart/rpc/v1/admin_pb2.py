@@ -15,39 +15,43 @@ _sym_db = _symbol_database.Default()
 from coldstart.rpc.v1 import cache_pb2 as coldstart_dot_rpc_dot_v1_dot_cache__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63oldstart/rpc/v1/admin.proto\x12\x10\x63oldstart.rpc.v1\x1a\x1c\x63oldstart/rpc/v1/cache.proto\"\x0e\n\x0cStatsRequest\"\xfa\x03\n\nStatsReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x16\n\x0euptime_seconds\x18\x03 \x01(\x01\x12$\n\x04mode\x18\x04 \x01(\x0e\x32\x16.coldstart.rpc.v1.Mode\x12\x11\n\taddresses\x18\x05 \x03(\t\x12.\n\x07lookups\x18\x06 \x03(\x0b\x32\x1d.coldstart.rpc.v1.LookupCount\x12\x14\n\x0copen_lookups\x18\x07 \x01(\x03\x12\x0e\n\x06leases\x18\x08 \x01(\x03\x12\x10\n\x08\x63ompiles\x18\t \x01(\x03\x12\x17\n\x0f\x63ompile_seconds\x18\n \x01(\x01\x12\x1d\n\x15\x63ompile_seconds_saved\x18\x0b \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x0c \x01(\x01\x12\x14\n\x0cload_seconds\x18\r \x01(\x01\x12\x15\n\rfetch_seconds\x18\x0e \x01(\x01\x12\x18\n\x10identify_seconds\x18\x0f \x01(\x01\x12*\n\x05tiers\x18\x10 \x03(\x0b\x32\x1b.coldstart.rpc.v1.TierStats\x12\'\n\x06\x65vents\x18\x11 \x03(\x0b\x32\x17.coldstart.rpc.v1.Event\x12\x13\n\x0bleases_kept\x18\x12 \x01(\t\x12\x16\n\x0eleases_trouble\x18\x13 \x01(\t\"\x80\x01\n\x0bLookupCount\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.coldstart.rpc.v1.Outcome\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.coldstart.rpc.v1.Reason\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\"\xe2\x01\n\tTierStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x11\n\tartifacts\x18\x03 \x01(\x03\x12\r\n\x05\x62ytes\x18\x04 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x05 \x01(\x03\x12?\n\noperations\x18\x06 \x03(\x0b\x32+.coldstart.rpc.v1.TierStats.OperationsEntry\x12\x0f\n\x07trouble\x18\x07 \x01(\t\x1a\x31\n\x0fOperationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"<\n\x05\x45vent\x12\x14\n\x0cunix_seconds\x18\x01 \x01(\x01\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"2\n\x14GetDescriptorRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"X\n\x12GetDescriptorReply\x12.\n\x08programs\x18\x01 \x03(\x0b\x32\x1c.coldstart.rpc.v1.RawProgram\x12\x12\n\nremembered\x18\x02 \x01(\r\"t\n\nRawProgram\x12\x12\n\nraw_digest\x18\x01 \x01(\t\x12\x12\n\ndescriptor\x18\x02 \x01(\x0c\x12+\n\x08rewrites\x18\x03 \x03(\x0b\x32\x19.coldstart.rpc.v1.Rewrite\x12\x11\n\tabandoned\x18\x04 \x01(\t\",\n\x0eNearestRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"I\n\x0cNearestReply\x12\'\n\x04keys\x18\x01 \x03(\x0b\x32\x19.coldstart.rpc.v1.NearKey\x12\x10\n\x08searched\x18\x02 \x01(\r\"C\n\x07NearKey\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x06record\x18\x02 \x01(\x0b\x32\x1b.coldstart.rpc.v1.KeyRecord2\xfa\x01\n\x05\x41\x64min\x12\x45\n\x05Stats\x12\x1e.coldstart.rpc.v1.StatsRequest\x1a\x1c.coldstart.rpc.v1.StatsReply\x12]\n\rGetDescriptor\x12&.coldstart.rpc.v1.GetDescriptorRequest\x1a$.coldstart.rpc.v1.GetDescriptorReply\x12K\n\x07Nearest\x12 .coldstart.rpc.v1.NearestRequest\x1a\x1e.coldstart.rpc.v1.NearestReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63oldstart/rpc/v1/admin.proto\x12\x10\x63oldstart.rpc.v1\x1a\x1c\x63oldstart/rpc/v1/cache.proto\"\x0e\n\x0cStatsRequest\"\xe0\x04\n\nStatsReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x16\n\x0euptime_seconds\x18\x03 \x01(\x01\x12$\n\x04mode\x18\x04 \x01(\x0e\x32\x16.coldstart.rpc.v1.Mode\x12\x11\n\taddresses\x18\x05 \x03(\t\x12.\n\x07lookups\x18\x06 \x03(\x0b\x32\x1d.coldstart.rpc.v1.LookupCount\x12\x14\n\x0copen_lookups\x18\x07 \x01(\x03\x12\x0e\n\x06leases\x18\x08 \x01(\x03\x12\x10\n\x08\x63ompiles\x18\t \x01(\x03\x12\x17\n\x0f\x63ompile_seconds\x18\n \x01(\x01\x12\x1d\n\x15\x63ompile_seconds_saved\x18\x0b \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x0c \x01(\x01\x12\x14\n\x0cload_seconds\x18\r \x01(\x01\x12\x15\n\rfetch_seconds\x18\x0e \x01(\x01\x12\x18\n\x10identify_seconds\x18\x0f \x01(\x01\x12*\n\x05tiers\x18\x10 \x03(\x0b\x32\x1b.coldstart.rpc.v1.TierStats\x12\'\n\x06\x65vents\x18\x11 \x03(\x0b\x32\x17.coldstart.rpc.v1.Event\x12\x13\n\x0bleases_kept\x18\x12 \x01(\t\x12\x36\n\x05\x66leet\x18\x14 \x03(\x0b\x32\'.coldstart.rpc.v1.StatsReply.FleetEntry\x12\x16\n\x0eleases_trouble\x18\x13 \x01(\t\x1a,\n\nFleetEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x80\x01\n\x0bLookupCount\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.coldstart.rpc.v1.Outcome\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.coldstart.rpc.v1.Reason\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\"\xe2\x01\n\tTierStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x11\n\tartifacts\x18\x03 \x01(\x03\x12\r\n\x05\x62ytes\x18\x04 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x05 \x01(\x03\x12?\n\noperations\x18\x06 \x03(\x0b\x32+.coldstart.rpc.v1.TierStats.OperationsEntry\x12\x0f\n\x07trouble\x18\x07 \x01(\t\x1a\x31\n\x0fOperationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"<\n\x05\x45vent\x12\x14\n\x0cunix_seconds\x18\x01 \x01(\x01\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"2\n\x14GetDescriptorRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"X\n\x12GetDescriptorReply\x12.\n\x08programs\x18\x01 \x03(\x0b\x32\x1c.coldstart.rpc.v1.RawProgram\x12\x12\n\nremembered\x18\x02 \x01(\r\"t\n\nRawProgram\x12\x12\n\nraw_digest\x18\x01 \x01(\t\x12\x12\n\ndescriptor\x18\x02 \x01(\x0c\x12+\n\x08rewrites\x18\x03 \x03(\x0b\x32\x19.coldstart.rpc.v1.Rewrite\x12\x11\n\tabandoned\x18\x04 \x01(\t\",\n\x0eNearestRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"I\n\x0cNearestReply\x12\'\n\x04keys\x18\x01 \x03(\x0b\x32\x19.coldstart.rpc.v1.NearKey\x12\x10\n\x08searched\x18\x02 \x01(\r\"C\n\x07NearKey\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x06record\x18\x02 \x01(\x0b\x32\x1b.coldstart.rpc.v1.KeyRecord2\xfa\x01\n\x05\x41\x64min\x12\x45\n\x05Stats\x12\x1e.coldstart.rpc.v1.StatsRequest\x1a\x1c.coldstart.rpc.v1.StatsReply\x12]\n\rGetDescriptor\x12&.coldstart.rpc.v1.GetDescriptorRequest\x1a$.coldstart.rpc.v1.GetDescriptorReply\x12K\n\x07Nearest\x12 .coldstart.rpc.v1.NearestRequest\x1a\x1e.coldstart.rpc.v1.NearestReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coldstart.rpc.v1.admin_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
+  _globals['_STATSREPLY_FLEETENTRY']._options = None
+  _globals['_STATSREPLY_FLEETENTRY']._serialized_options = b'8\001'
   _globals['_TIERSTATS_OPERATIONSENTRY']._options = None
   _globals['_TIERSTATS_OPERATIONSENTRY']._serialized_options = b'8\001'
   _globals['_STATSREQUEST']._serialized_start=80
   _globals['_STATSREQUEST']._serialized_end=94
   _globals['_STATSREPLY']._serialized_start=97
-  _globals['_STATSREPLY']._serialized_end=603
-  _globals['_LOOKUPCOUNT']._serialized_start=606
-  _globals['_LOOKUPCOUNT']._serialized_end=734
-  _globals['_TIERSTATS']._serialized_start=737
-  _globals['_TIERSTATS']._serialized_end=963
-  _globals['_TIERSTATS_OPERATIONSENTRY']._serialized_start=914
-  _globals['_TIERSTATS_OPERATIONSENTRY']._serialized_end=963
-  _globals['_EVENT']._serialized_start=965
-  _globals['_EVENT']._serialized_end=1025
-  _globals['_GETDESCRIPTORREQUEST']._serialized_start=1027
-  _globals['_GETDESCRIPTORREQUEST']._serialized_end=1077
-  _globals['_GETDESCRIPTORREPLY']._serialized_start=1079
-  _globals['_GETDESCRIPTORREPLY']._serialized_end=1167
-  _globals['_RAWPROGRAM']._serialized_start=1169
-  _globals['_RAWPROGRAM']._serialized_end=1285
-  _globals['_NEARESTREQUEST']._serialized_start=1287
-  _globals['_NEARESTREQUEST']._serialized_end=1331
-  _globals['_NEARESTREPLY']._serialized_start=1333
-  _globals['_NEARESTREPLY']._serialized_end=1406
-  _globals['_NEARKEY']._serialized_start=1408
-  _globals['_NEARKEY']._serialized_end=1475
-  _globals['_ADMIN']._serialized_start=1478
-  _globals['_ADMIN']._serialized_end=1728
+  _globals['_STATSREPLY']._serialized_end=705
+  _globals['_STATSREPLY_FLEETENTRY']._serialized_start=661
+  _globals['_STATSREPLY_FLEETENTRY']._serialized_end=705
+  _globals['_LOOKUPCOUNT']._serialized_start=708
+  _globals['_LOOKUPCOUNT']._serialized_end=836
+  _globals['_TIERSTATS']._serialized_start=839
+  _globals['_TIERSTATS']._serialized_end=1065
+  _globals['_TIERSTATS_OPERATIONSENTRY']._serialized_start=1016
+  _globals['_TIERSTATS_OPERATIONSENTRY']._serialized_end=1065
+  _globals['_EVENT']._serialized_start=1067
+  _globals['_EVENT']._serialized_end=1127
+  _globals['_GETDESCRIPTORREQUEST']._serialized_start=1129
+  _globals['_GETDESCRIPTORREQUEST']._serialized_end=1179
+  _globals['_GETDESCRIPTORREPLY']._serialized_start=1181
+  _globals['_GETDESCRIPTORREPLY']._serialized_end=1269
+  _globals['_RAWPROGRAM']._serialized_start=1271
+  _globals['_RAWPROGRAM']._serialized_end=1387
+  _globals['_NEARESTREQUEST']._serialized_start=1389
+  _globals['_NEARESTREQUEST']._serialized_end=1433
+  _globals['_NEARESTREPLY']._serialized_start=1435
+  _globals['_NEARESTREPLY']._serialized_end=1508
+  _globals['_NEARKEY']._serialized_start=1510
+  _globals['_NEARKEY']._serialized_end=1577
+  _globals['_ADMIN']._serialized_start=1580
+  _globals['_ADMIN']._serialized_end=1830
 # @@protoc_insertion_point(module_scope)

@@ -11,7 +11,14 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("version", "pid", "uptime_seconds", "mode", "addresses", "lookups", "open_lookups", "leases", "compiles", "compile_seconds", "compile_seconds_saved", "wait_seconds", "load_seconds", "fetch_seconds", "identify_seconds", "tiers", "events", "leases_kept", "leases_trouble")
+    __slots__ = ("version", "pid", "uptime_seconds", "mode", "addresses", "lookups", "open_lookups", "leases", "compiles", "compile_seconds", "compile_seconds_saved", "wait_seconds", "load_seconds", "fetch_seconds", "identify_seconds", "tiers", "events", "leases_kept", "fleet", "leases_trouble")
+    class FleetEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +37,7 @@ class StatsReply(_message.Message):
     TIERS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     LEASES_KEPT_FIELD_NUMBER: _ClassVar[int]
+    FLEET_FIELD_NUMBER: _ClassVar[int]
     LEASES_TROUBLE_FIELD_NUMBER: _ClassVar[int]
     version: str
     pid: int
@@ -49,8 +57,9 @@ class StatsReply(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
     events: _containers.RepeatedCompositeFieldContainer[Event]
     leases_kept: str
+    fleet: _containers.ScalarMap[str, float]
     leases_trouble: str
-    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., mode: _Optional[_Union[_cache_pb2.Mode, str]] = ..., addresses: _Optional[_Iterable[str]] = ..., lookups: _Optional[_Iterable[_Union[LookupCount, _Mapping]]] = ..., open_lookups: _Optional[int] = ..., leases: _Optional[int] = ..., compiles: _Optional[int] = ..., compile_seconds: _Optional[float] = ..., compile_seconds_saved: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., identify_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., leases_kept: _Optional[str] = ..., leases_trouble: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., mode: _Optional[_Union[_cache_pb2.Mode, str]] = ..., addresses: _Optional[_Iterable[str]] = ..., lookups: _Optional[_Iterable[_Union[LookupCount, _Mapping]]] = ..., open_lookups: _Optional[int] = ..., leases: _Optional[int] = ..., compiles: _Optional[int] = ..., compile_seconds: _Optional[float] = ..., compile_seconds_saved: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., identify_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., leases_kept: _Optional[str] = ..., fleet: _Optional[_Mapping[str, float]] = ..., leases_trouble: _Optional[str] = ...) -> None: ...
 
 class LookupCount(_message.Message):
     __slots__ = ("outcome", "reason", "tier", "count")
