@@ -81,7 +81,11 @@ def surroundings(request: CompileRequest, *, rules_off: Iterable[str] = ()) -> S
     refusal, detail = _refusal(request, callbacks)
     return Surroundings(
         components=(
-            Component("options", hashlib.sha256(options.serialized).hexdigest()),
+            Component(
+                "options",
+                hashlib.sha256(options.serialized).hexdigest(),
+                target.options_in_words(request.compile_options),
+            ),
             Component(
                 "target",
                 target.target_of(devices, partitions=options.partitions, replicas=options.replicas),

@@ -23,6 +23,7 @@ from typing import Any
 
 from coldstart.client import jax_internals
 
+MAX_WORDS = 1000  # of what options are said to be
 _BUILD = re.compile(r"(cl/\d+)")
 _BUILT_ON = re.compile(r"\((\d{9,11})\)")
 
@@ -100,6 +101,25 @@ def note_flags() -> None:
 def flags_changed() -> bool:
     """True when libtpu's flags changed since `note_flags`: the environment then doesn't say what runs (H9)."""
     return os.environ.get(_VARIABLE, "") != _flags_at_install()
+
+
+def options_in_words(options: Any) -> str:
+    """What compile options were set by, for people: XLA_FLAGS as the environment has it and options by name.
+
+    The options themselves are a message of some hundred fields, of which only the hash is kept.
+    """
+    flags = [
+        token
+        for token in os.environ.get("XLA_FLAGS", "").split()
+        if token.lstrip("-").partition("=")[0] not in jax_internals.NEUTRAL_DEBUG_OPTIONS
+    ]
+    named = [
+        f"{name}={value}"
+        for name, value in options.env_option_overrides
+        if name not in jax_internals.NEUTRAL_OVERRIDES
+    ]
+    words = [f"XLA_FLAGS {' '.join(flags)}" if flags else "", " ".join(named)]
+    return "; ".join(filter(None, words))[:MAX_WORDS]
 
 
 def flags_of(platform: str) -> str:

@@ -72,3 +72,18 @@ def test_trouble_with_describing_is_nobodys_trouble(
     run()
     assert len(compiles) == 1
     assert lookups() == {(Outcome.MISS, Reason.COLD): 1, (Outcome.HIT, Reason.OK): 1}
+
+
+@pytest.mark.usefixtures("hook")
+def test_options_that_differ_are_named(daemon: Any) -> None:
+    """Of the options only a hash is kept; what they were set by stands beside it."""
+    for options in ({}, {"xla_cpu_enable_fast_math": True}):
+        run(lambda x: jnp.tanh(x) * 5.0, compiler_options=options)
+    assert coldstart.flush()
+    left, right = keys_of(daemon)
+    command = [sys.executable, "-m", "coldstart.cli.main", "explain", left, right]
+    done = subprocess.run(
+        [*command, f"--address={daemon.address}"], capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    assert "options" in done.stdout and "xla_cpu_enable_fast_math=True" in done.stdout
