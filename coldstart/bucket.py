@@ -154,6 +154,12 @@ class Bucket:
         """The last call failed, and that was only just now."""
         return bool(self._failed_at) and time.monotonic() - self._failed_at < FAILING_SECONDS
 
+    async def give_way(self, times: int) -> None:
+        """After others got in the way `times` times (412): a pause, longer each time, not the same for all."""
+        if times:
+            self._on_retry("error")
+            await asyncio.sleep(self.patience.backoff_seconds * times * random.uniform(0.5, 1.5))
+
     async def stat(self, name: str) -> Stored | None:
         def call(deadline: _Deadline) -> Stored | None:
             blob = self._blob(name, deadline)

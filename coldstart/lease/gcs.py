@@ -137,7 +137,8 @@ class GcsLeaseBoard:
         lease_id = secrets.token_hex(16)
         note = _Note(_token(lease_id), holder, ttl_seconds, estimate_seconds)
         name = self._name(key)
-        for _ in range(TRIES):
+        for times in range(TRIES):
+            await self._bucket.give_way(times)
             there = await self._stat(name)
             busy = self._busy(there)
             if busy is not None:

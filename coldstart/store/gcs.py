@@ -128,7 +128,8 @@ class GcsTier:
         body = _Body(artifact, record)
         name = f"{self._folder(header.key)}{header.variant or NO_VARIANT}"
         self._seen.pop(header.key, None)
-        for _ in range(TRIES):
+        for times in range(TRIES):
+            await self._bucket.give_way(times)
             there = await self._bucket.stat(name)
             if there is not None:
                 try:
@@ -206,9 +207,10 @@ class GcsTier:
         when, known = self._seen.get(key, (0.0, ()))
         if known and self._now() - when < REMEMBERED_SECONDS:
             return known
-        seconds = self._bucket.patience.call_seconds * LATE
+        # Of all its calls together; a bit more than one of them has, which says more of what is wrong.
+        seconds = self._bucket.patience.call_seconds * LATE * LATE
         try:
-            async with asyncio.timeout(seconds):  # of all its calls together
+            async with asyncio.timeout(seconds):
                 listed = await self._bucket.list(self._folder(key))
                 looked = await asyncio.gather(*(self._look(stored, key) for stored in listed))
         except TimeoutError as exc:
