@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 from gcs_server import Cloud, cloud, gcs_process, open_bucket  # noqa: F401
-from redis_server import RedisServer, redis_link, shared_redis  # noqa: F401
+from redis_server import RedisServer, redis_link
 
 from coldstart.errors import InvalidRequest, LeaseLost
 from coldstart.lease.board import (
@@ -26,7 +26,6 @@ from coldstart.lease.board import (
     MemoryLeaseBoard,
 )
 from coldstart.lease.fleet import FleetLeaseBoard
-from coldstart.lease.redis import RedisLeaseBoard
 
 LONG = 30.0  # a lease that doesn't end by itself here
 SHORT, SHORT_IN_BUCKET = 1.0, 3.0  # ones that do
@@ -54,6 +53,9 @@ def memory(request: pytest.FixtureRequest, stack: AsyncExitStack) -> Boards:
 
 
 def redis(request: pytest.FixtureRequest, stack: AsyncExitStack) -> Boards:
+    pytest.importorskip("redis", reason="needs the extra redis")
+    from coldstart.lease.redis import RedisLeaseBoard
+
     server: RedisServer = request.getfixturevalue("shared_redis")
     first = redis_link(server)
     boards = []

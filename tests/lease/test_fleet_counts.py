@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from fault_proxy import FaultProxy
-from redis_server import RedisServer, redis_link, shared_redis  # noqa: F401
+from redis_server import RedisServer, redis_link
+
+pytest.importorskip("redis", reason="needs the extra redis")
 
 from coldstart.lease.fleet_counts import FleetCounts
 
 
-async def test_two_daemons_add_up(shared_redis: RedisServer) -> None:  # noqa: F811
+async def test_two_daemons_add_up(shared_redis: RedisServer) -> None:
     first = redis_link(shared_redis)
     second = redis_link(shared_redis, prefix=first.place.prefix)
     mine, theirs = {"compiles": 3.0, "compile_seconds": 1.5}, {"compiles": 4.0}
@@ -28,7 +30,7 @@ async def test_two_daemons_add_up(shared_redis: RedisServer) -> None:  # noqa: F
 @pytest.mark.parametrize("after_bytes", [0, 3, 40])
 async def test_a_lost_reply_is_not_counted_twice(
     shared_redis: RedisServer, after_bytes: int
-) -> None:  # noqa: F811
+) -> None:
     with FaultProxy(("127.0.0.1", shared_redis.port)) as proxy:
         link = redis_link(shared_redis, proxy.port)
         counted = {"compiles": 1.0}
@@ -44,7 +46,7 @@ async def test_a_lost_reply_is_not_counted_twice(
         await link.close()
 
 
-async def test_an_outage_is_caught_up(shared_redis: RedisServer) -> None:  # noqa: F811
+async def test_an_outage_is_caught_up(shared_redis: RedisServer) -> None:
     with FaultProxy(("127.0.0.1", shared_redis.port)) as proxy:
         link = redis_link(shared_redis, proxy.port)
         counted = {"compiles": 1.0}

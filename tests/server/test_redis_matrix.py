@@ -17,6 +17,8 @@ from failure_matrix import Cell, NotApplicable, complete, table
 from fault_proxy import FaultProxy
 from redis_server import RedisServer, redis_link, redis_tier
 
+pytest.importorskip("redis", reason="needs the extra redis")
+
 from coldstart.artifact import MAGIC, verify
 from coldstart.config import DaemonConfig
 from coldstart.errors import ArtifactCorrupt, TierError

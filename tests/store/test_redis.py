@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from redis_server import RedisServer, redis_tier
 
+pytest.importorskip("redis", reason="needs the extra redis")
+
 from coldstart.artifact import Artifact, verify
 from coldstart.errors import ArtifactCorrupt, TierFull
 from coldstart.store.chain import ChainTier

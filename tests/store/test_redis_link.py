@@ -14,6 +14,8 @@ import pytest
 from fault_proxy import FaultProxy
 from redis_server import RedisServer, free_port, redis_link, redis_tier
 
+pytest.importorskip("redis", reason="needs the extra redis")
+
 from coldstart.artifact import Artifact, verify
 from coldstart.errors import BreakerOpen, TierError, TierTimeout
 from coldstart.redis_link import Script

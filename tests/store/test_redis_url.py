@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("redis", reason="needs the extra redis")
+
 from coldstart.config import known_variables, unknown_settings
 from coldstart.errors import ConfigError
 from coldstart.redis_link import RedisPlace
