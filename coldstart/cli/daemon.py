@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import click
 from coldstart.config import DAEMON_SETTINGS, Setting, daemon_config
 
 REPEATED = ("listen", "store")
+MOST_DESCRIPTORS = 65_536
 METAVARS = {
     "listen": "ADDRESS",
     "store": "URL",
@@ -37,6 +40,16 @@ def _option(setting: Setting) -> click.Option:
     )
 
 
+def _take_descriptors() -> None:
+    """As many file descriptors as may be had. Each client holds one, and shells give a thousand unless they are asked;
+    a daemon that has none left can't even open its store."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if resource.RLIM_INFINITY != soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _run(config: Path | None, **flags: Any) -> None:
     """Serve the cache to the processes of this host.
 
@@ -49,6 +62,7 @@ def _run(config: Path | None, **flags: Any) -> None:
     from coldstart.server import app, logs
 
     logs.set_up(settings.log, settings.log_level)
+    _take_descriptors()
     asyncio.run(app.run(settings))
 
 

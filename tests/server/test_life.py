@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grp
 import os
+import resource
 import signal
 import socket
 import stat
@@ -259,3 +260,24 @@ def test_finishing_without_publishing_gives_the_lease_back(start_daemon, asking,
     assert two.lookup().WhichOneof("answer") == "wait"
     one.finish(Outcome.MISS, Reason.COLD)
     assert two.wait().WhichOneof("answer") == "lease"
+
+
+def test_more_clients_than_a_shell_gives_descriptors(start_daemon, asking, new_record) -> None:
+    """The soft limit is only what nobody asked to change."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        daemon = start_daemon()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    held: list[socket.socket] = []
+    try:
+        for _ in range(400):
+            held.append(socket.socket(socket.AF_UNIX))
+            held[-1].settimeout(10)
+            held[-1].connect(str(daemon.socket))
+        assert all(one.recv(9) for one in held)  # it speaks first: each was taken
+        assert asking(daemon.cache, new_record).lookup().WhichOneof("answer") == "lease"
+    finally:
+        for one in held:
+            one.close()
