@@ -38,6 +38,7 @@ from coldstart.server.lookups import Lookups
 from coldstart.server.sockets import SocketPlace
 from coldstart.server.standing import CallCounts, Standing, counted
 from coldstart.server.tally import Tally
+from coldstart.store.chain import ChainTier
 from coldstart.store.urls import disk_of, open_store, redis_of
 
 if TYPE_CHECKING:  # needs an extra
@@ -94,6 +95,8 @@ class App:
         counts = OperationCounts()
         chain = await asyncio.to_thread(open_store, config.store, recorder=counts)
         self._undo.push_async_callback(chain.close)
+        if isinstance(chain, ChainTier):
+            chain.resume()
         self.holdings = Holdings(chain, disk_of(chain), counts, _places_of(config.store))
         self.tally = Tally()
         kept, board = open_board(config.leases, config.store, chain, counts, self._leases_changed)

@@ -12,6 +12,7 @@
 
   Tiers named in `required` must under every policy. What another could not take is put later (write_back.py).
 - The lowest tier decides (I2): where it turns out to have another digest by then, ours is taken back from those above.
+  What a tier above hands out is compared with it once, in the background (agreement.py).
 - A tier that is too small for an artifact leaves it to those below and may keep a row about it (pointers.py).
 - A bad copy is quarantined in the first tier that has it, which is the one that was served; the next tier's copy
   then answers. Where that tier can't be written, its copy is barred in memory instead.
@@ -19,6 +20,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -35,7 +37,9 @@ from coldstart.errors import (
     TooLarge,
 )
 from coldstart.identity.key import KeyRecord
+from coldstart.store.agreement import Agreement
 from coldstart.store.backfill import BackFill
+from coldstart.store.late_marks import LateMarks
 from coldstart.store.pointers import Pointers
 from coldstart.store.recorder import Recorder, ignore
 from coldstart.store.tier import Tier
@@ -67,6 +71,7 @@ class ChainTier:
         required: Collection[str] = (),
         recorder: Recorder = ignore,
         write_back_seconds: float = FIRST_SECONDS,
+        marks: LateMarks | None = None,
     ) -> None:
         """`required`: names of tiers. `write_back_seconds`: until the first late put; the pause doubles."""
         if not tiers:
@@ -84,8 +89,15 @@ class ChainTier:
         self._pointers = Pointers(tiers)
         self._backfill = BackFill(recorder, self._found_bad, self._pointers.add)
         self._later = WriteBack(
-            recorder, self._still_above, self._take_back, first_seconds=write_back_seconds
+            recorder,
+            self._still_above,
+            self._take_back,
+            settled=self._seen_in,
+            marks=marks,
+            first_seconds=write_back_seconds,
         )
+        self._agreement = Agreement()
+        self._resuming: asyncio.Task[None] | None = None
         self._barred: OrderedDict[tuple[int, str, str], None] = OrderedDict()  # tier, key, digest
         self._failing: set[str] = set()  # names of the tiers that failed when they were asked last
 
@@ -118,6 +130,7 @@ class ChainTier:
             headers = await self._ask(tier, "find", tier.find(key), failures)
             partial = partial or (headers is not None and tier.writable)
             for header in headers or ():
+                self._seen_in(tier, header)
                 if (at, key, header.digest) not in self._barred:
                     found.setdefault(header.variant, header)
             for header, lower in await self._pointers.said(at, key) if "" not in found else ():
@@ -165,13 +178,15 @@ class ChainTier:
                 if isinstance(exc, TooLarge):
                     too_small.append(tier)
                 if isinstance(exc, TierError) and not exc.lasting:
-                    self._later.add(tier, mine)
+                    await self._later.add(tier, mine)
                 continue
             if header.digest != mine.digest:  # somebody was first
                 if stored:
-                    await self._take_back(tier, mine, header)
+                    await self._replace(tier, mine, header)
+                self._seen_in(tier, header)
                 return header
             stored = True
+            self._seen_in(tier, mine)
             artifact = await self._still_there(tier, artifact)
             for upper in too_small:
                 await self._pointers.add(upper, mine, tier)
@@ -215,6 +230,10 @@ class ChainTier:
         _raise_unknown("quarantine", failures)
         return False
 
+    def resume(self) -> None:
+        """Go on with the puts that the process before this one had still to make. On the event loop, once."""
+        self._resuming = asyncio.create_task(self._later.resume(self.tiers))
+
     async def settle(self) -> None:
         """Until what is being back-filled has been."""
         await self._backfill.settle()
@@ -226,6 +245,8 @@ class ChainTier:
 
     async def close(self) -> None:
         """Every tier is closed, whatever the others say; then the first trouble is raised."""
+        if self._resuming is not None:
+            self._resuming.cancel()
         await self._later.close()
         await self._backfill.close()
         failures: list[Exception] = []
@@ -249,6 +270,9 @@ class ChainTier:
                 continue
             if missed:
                 self._backfill.start(artifact, tier, missed)
+            self._seen_in(tier, artifact.header)
+            if not self._agreement.holds(artifact.header):
+                self._later.compare(self.tiers[-1], artifact.header)
             return artifact, tier.name
         _raise_unknown("get", failures, partial=bool(missed))
         await self._pointers.drop(key, digest)
@@ -288,8 +312,30 @@ class ChainTier:
                 return got, await self._ask(tier, "record", tier.record(header.key), failures)
         return None
 
+    def _seen_in(self, tier: Tier, header: Header) -> None:
+        if tier is self.tiers[-1]:
+            self._agreement.note(header)
+
+    async def _replace(self, decides: Tier, mine: Header, theirs: Header) -> None:
+        """`_take_back`, now or as soon as it can be done."""
+        try:
+            await self._take_back(decides, mine, theirs)
+        except TierError as exc:
+            self._failed(decides, "get", exc)
+            self._later.compare(decides, mine)
+
     async def _take_back(self, decides: Tier, mine: Header, theirs: Header) -> None:
-        """One digest for a key: what `decides` has replaces what the tiers above took meanwhile."""
+        """One digest for a key: what `decides` has replaces what the tiers above took meanwhile.
+
+        Raises TierError where it can't be had now. Until it is here ours stays: one of the two can always be found.
+        """
+        try:
+            artifact = await decides.get(theirs.key, theirs.digest)
+        except ArtifactError as exc:  # put aside by now
+            self._failed(decides, "get", exc)
+            return
+        if artifact is None:
+            return
         log.warning(
             "chain: %s has %s for %s, not %s, which is taken back",
             decides.name,
@@ -297,13 +343,13 @@ class ChainTier:
             mine.key,
             mine.digest[:12],
         )
-        above = [t for t in self.tiers[: self.tiers.index(decides)] if t.writable]
-        for tier in above:
+        record = await self._ask(decides, "record", decides.record(theirs.key), [])
+        for tier in self.tiers[: self.tiers.index(decides)]:
+            if not tier.writable:
+                continue
             if await self._ask(tier, "delete", tier.delete(mine.key, mine.digest), []):
                 self._recorder(tier.name, "put", "adopted", 0.0)
-        artifact = await self._ask(decides, "get", decides.get(theirs.key, theirs.digest), [])
-        if artifact is not None and above:
-            self._backfill.start(artifact, decides, above)
+            await self._ask(tier, "put", tier.put(artifact, record), [])
 
     async def _put_aside(self, tier: Tier, key: str, digest: str, reason: str) -> bool:
         try:

@@ -9,6 +9,7 @@
       quarantine/                             bad copies, a few
       nonces/                                 files by which a client proves that it sees this volume
       locks/<2 hex>, locks/limit              flock; never deleted
+      late/                                   late_marks.py: what other tiers have still to be given
 
 The header is part of an object's name because two keys can have byte-identical payloads: each keeps its own file.
 """

@@ -22,8 +22,10 @@ from coldstart.errors import ConfigError, TierError
 from coldstart.store import disk, memory
 from coldstart.store.chain import ChainTier, WritePolicy, innermost
 from coldstart.store.disk import DiskTier
+from coldstart.store.disk_layout import LAYOUT
 from coldstart.store.gcs_url import SCHEME as GCS_SCHEME
 from coldstart.store.gcs_url import GcsStore, open_gcs, parse_gcs
+from coldstart.store.late_marks import LateMarks
 from coldstart.store.memory import MemoryTier
 from coldstart.store.recorder import Recorder, ignore
 from coldstart.store.redis_url import SCHEMES as REDIS_SCHEMES
@@ -116,7 +118,11 @@ def open_store(
     if len(tiers) == 1:
         return tiers[0]
     required = {tier.name for tier, store in zip(tiers, stores, strict=True) if _required(store)}
-    return ChainTier(tiers, write_policy=write_policy, required=required, recorder=recorder)
+    folders = [store.path for store in stores if isinstance(store, DiskStore) and store.write]
+    marks = LateMarks(folders[0] / LAYOUT / "late" if folders else None)
+    return ChainTier(
+        tiers, write_policy=write_policy, required=required, recorder=recorder, marks=marks
+    )
 
 
 def disk_of(tier: Tier) -> DiskTier | None:

@@ -1,7 +1,9 @@
 """WriteBack: puts that a tier could not take when they were made, made again until it can. Bounded; on one event loop.
 
 Nobody waits for them. No bytes are held: the artifact is read from a tier above when its turn comes, and is forgotten
-where none has it any more. What is still to be done when the daemon ends is lost, and counted.
+where none has it any more. What is still to be done when the daemon ends is marked on disk where there is one
+(late_marks.py), and lost and counted where there isn't. Whether a tier has what lies above it is looked at in the same
+queue, without marks.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from coldstart.artifact import Artifact, Header
 from coldstart.errors import ArtifactError, InvalidRequest, TierError, TooLarge
 from coldstart.identity.key import KeyRecord
+from coldstart.store.late_marks import LateMarks
 from coldstart.store.recorder import Recorder
 from coldstart.store.tier import Tier
 from coldstart.store.wrap import outcome_of
@@ -36,37 +39,70 @@ class WriteBack:
         source: Source,
         adopt: Callable[[Tier, Header, Header], Awaitable[None]],
         *,
+        settled: Callable[[Tier, Header], None] = lambda tier, header: None,
+        marks: LateMarks | None = None,
         first_seconds: float = FIRST_SECONDS,
     ) -> None:
-        """`source` has the artifact, above that tier; `adopt` hears that the tier had another digest by then."""
+        """`source` has the artifact, above that tier; `adopt` hears that the tier had another digest by then.
+
+        `settled` hears what a tier has now: what it was to be given, or what was adopted.
+        """
         self._recorder = recorder
         self._source = source
         self._adopt = adopt
+        self._settled = settled
+        self._marks = marks or LateMarks(None)
         self._first_seconds = first_seconds
         self._waiting: dict[Tier, OrderedDict[tuple[str, str], Header]] = {}
+        self._owed: set[tuple[str, str, str]] = (
+            set()
+        )  # tier, key, variant: puts; the rest is looked at only
         self._tasks: dict[Tier, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
-        return sum(len(waiting) for waiting in self._waiting.values())
+        """Puts that are still to be made."""
+        return len(self._owed)
 
-    def add(self, tier: Tier, header: Header) -> None:
+    async def add(self, tier: Tier, header: Header) -> None:
         """`tier` shall have it as soon as it can."""
+        await asyncio.to_thread(self._marks.add, tier.name, header)
+        self._owe(tier, header)
+
+    def compare(self, tier: Tier, header: Header) -> None:
+        """Whether `tier` has that very digest; what it lacks is put, and another is adopted. Dropped if much waits."""
+        waiting = self._waiting.get(tier, ())
+        if (header.key, header.variant) not in waiting:
+            self._queue(tier, header)
+
+    async def resume(self, tiers: Sequence[Tier]) -> None:
+        """What another process was still to do."""
+        for tier in tiers:
+            for header in await asyncio.to_thread(self._marks.all, tier.name):
+                self._owe(tier, header)
+
+    def _owe(self, tier: Tier, header: Header) -> None:
+        if self._queue(tier, header):
+            self._owed.add((tier.name, header.key, header.variant))
+        else:
+            self._recorder(tier.name, "write-back", "dropped", 0.0)
+
+    def _queue(self, tier: Tier, header: Header) -> bool:
         waiting = self._waiting.setdefault(tier, OrderedDict())
         if len(waiting) >= MOST_WAITING:
-            self._recorder(tier.name, "write-back", "dropped", 0.0)
-            return
+            return False
         waiting[header.key, header.variant] = header
         if tier not in self._tasks:
             self._tasks[tier] = asyncio.create_task(self._catch_up(tier, waiting))
+        return True
 
     async def close(self) -> None:
         for task in tuple(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        for tier, waiting in self._waiting.items():
-            for _ in range(len(waiting)):
-                self._recorder(tier.name, "write-back", "dropped", 0.0)
+        for name, _, _ in () if self._marks.kept else self._owed:
+            self._recorder(name, "write-back", "dropped", 0.0)
         self._waiting.clear()
+        self._owed.clear()
 
     async def _catch_up(self, tier: Tier, waiting: OrderedDict[tuple[str, str], Header]) -> None:
         pause = self._first_seconds
@@ -81,22 +117,35 @@ class WriteBack:
                     self._recorder(tier.name, "write-back", outcome_of(exc), 0.0)
                     pause = min(2 * pause, MOST_SECONDS)
                     break
+                if (tier.name, *place) in self._owed:
+                    await asyncio.to_thread(self._marks.drop, tier.name, header)
                 if waiting.get(place) is header:
                     del waiting[place]
+                    self._owed.discard((tier.name, *place))
                 pause = self._first_seconds
         del self._tasks[tier]  # nothing awaits between the last look and this
 
     async def _put(self, tier: Tier, header: Header) -> None:
         """Done with it, one way or another. Raises TierError: the tier can't, still."""
         start = time.monotonic()
-        outcome = "dropped"
+        owed = (tier.name, header.key, header.variant) in self._owed
+        outcome, stored = "dropped", header
         try:
-            found = await self._source(tier, header)
-            if found is not None:
+            there = [one for one in await tier.find(header.key) if one.variant == header.variant]
+            if there:
+                stored = there[0]
+            elif tier.writable:
+                found = await self._source(tier, header)
+                if found is None:
+                    self._recorder(tier.name, "write-back", outcome, time.monotonic() - start)
+                    return
                 stored = await tier.put(*found)
-                outcome = "ok" if stored.digest == header.digest else "adopted"
-                if outcome == "adopted":
-                    await self._adopt(tier, header, stored)
+                outcome = "ok"
+            if stored.digest != header.digest:
+                outcome = "adopted"
+                await self._adopt(tier, header, stored)
+            elif there:
+                outcome = "ok" if owed else ""
         except (ArtifactError, TooLarge, InvalidRequest) as exc:
             log.warning("%s: late put of %s given up: %s", tier.name, header.key[:16], exc)
         except TierError as exc:
@@ -105,4 +154,6 @@ class WriteBack:
             log.warning("%s: late put of %s given up: %s", tier.name, header.key[:16], exc)
         except Exception:  # a mistake of ours: nobody waits for this task to hear of it
             log.exception("%s: late put of %s", tier.name, header.key[:16])
-        self._recorder(tier.name, "write-back", outcome, time.monotonic() - start)
+        self._settled(tier, stored)
+        if outcome:
+            self._recorder(tier.name, "write-back", outcome, time.monotonic() - start)
