@@ -93,6 +93,7 @@ def _faults(dice: random.Random, seconds: float) -> list[Fault]:
             target = target.replace("C", str(dice.randrange(CLIENTS)))
             longest = seconds > LONG_RUN_SECONDS and dice.random() < 0.1
             lasts = dice.uniform(*(LONG_FAULT_SECONDS if longest else FAULT_SECONDS))
+            lasts = min(lasts, (seconds - CALM_SECONDS[0] - at - 1.0) / 1.3)  # calm at the end
             dealt = _dealt(at + dice.uniform(0.0, 1.0), target, kind, lasts)
             if {fault.target for fault in dealt}.isdisjoint(fault.target for fault in episode):
                 episode += dealt

@@ -18,6 +18,7 @@ from pathlib import Path
 import chaos_checker
 import chaos_history
 import chaos_log
+import gcs_server
 import pytest
 import redis_server
 from chaos_compiler import record_of
@@ -60,6 +61,8 @@ def test_ten_minutes_of_chaos(
 
 
 def run(folder: Path, seed: int, seconds: float, capsys: pytest.CaptureFixture[str]) -> None:
+    gcs_server.need_gcs()
+    pytest.importorskip("redis", reason="needs the extra redis")
     assert shutil.which(redis_server.PROGRAM), redis_server.MISSING
     fleet = Fleet(folder, draw(seed, seconds))
     try:
