@@ -285,7 +285,9 @@ def _set(waiter: _Waiter, ended: Ended) -> None:
 
 
 def _read_lease(lease: bytes, left_ms: int) -> tuple[int, Busy]:
-    _, fence, _, estimate, holder = lease.decode().split("\n", 4)
+    lease_id, fence, _, estimate, holder = lease.decode().split("\n", 4)
+    if len(lease_id) != 32:
+        raise ValueError("no id of a lease")
     return int(fence), Busy(holder, max(0.0, left_ms / 1000), float(estimate))
 
 

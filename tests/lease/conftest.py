@@ -1,5 +1,5 @@
 """Fixtures of tests/support."""
 
-from redis_server import shared_redis
+from redis_server import redis_servers, shared_redis
 
-__all__ = ["shared_redis"]
+__all__ = ["redis_servers", "shared_redis"]

@@ -75,6 +75,22 @@ async def test_a_broken_connection_is_tried_once_more(
         await tier.close()
 
 
+@pytest.mark.parametrize("after_bytes", [0, 1, 3, 8, 20])
+async def test_a_put_whose_reply_is_lost_is_made_once(
+    shared_redis: RedisServer, new_artifact: NewArtifact, after_bytes: int
+) -> None:
+    with FaultProxy(("127.0.0.1", shared_redis.port)) as proxy:
+        tier = redis_tier(shared_redis, proxy.port)
+        for n in range(3):
+            made = new_artifact(f"a{n}", LARGE[: CHUNK_BYTES + n])
+            await tier.find(made.header.key)
+            proxy.cut(after_bytes * (n + 1))
+            assert await tier.put(made, None) == made.header
+            got = await tier.get(made.header.key, made.header.digest)
+            assert got is not None and verify(got) == LARGE[: CHUNK_BYTES + n]
+        await tier.close()
+
+
 async def test_a_silent_restart_of_the_server_is_not_noticed(
     redis_servers: Callable[..., RedisServer], new_artifact: NewArtifact
 ) -> None:
