@@ -1,8 +1,9 @@
 """Causes: why a key was compiled again, as narrowly as the log allows. None is what no fault explains.
 
 A cause has to have been there at the time and to touch those who took part. That Redis was away explains compiles at
-two daemons, never two at one; that the bucket was away explains nothing alone, as Redis has the artifact too; and no
-store's trouble explains that a client gives its daemon up, which is alive and says so.
+two daemons, never two at one; that the bucket was away explains nothing alone, as Redis has the artifact too; that a
+store was slow explains nothing, as it answers within its deadline; and no store's trouble explains that a client gives
+its daemon up, which is alive and says so.
 """
 
 from __future__ import annotations
@@ -107,15 +108,16 @@ def troubles(history: History, targets: Iterable[str], begin: float, end: float)
     """Faults of stores, with the time that it takes until they are used again; the latest first."""
     found = [
         fault
-        for fault in history.faults_of(targets, 0.0, end)
+        for fault in _while(history, targets, 0.0, end)
         if fault.end + SETTLE_SECONDS + SETTLE_FACTOR * (fault.end - fault.begin) >= begin
     ]
-    return sorted(found, key=lambda fault: -fault.begin)
+    return found
 
 
 def _while(history: History, targets: Iterable[str], begin: float, end: float) -> list[Fault]:
     """Faults that were there; the latest first."""
-    return sorted(history.faults_of(targets, begin, end), key=lambda fault: -fault.begin)
+    found = [fault for fault in history.faults_of(targets, begin, end) if fault.kind != "slow"]
+    return sorted(found, key=lambda fault: -fault.begin)
 
 
 def _places(store: str, *daemons: str) -> tuple[str, ...]:

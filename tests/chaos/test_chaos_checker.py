@@ -269,6 +269,15 @@ def test_another_daemons_link_explains_nothing(story: Story) -> None:
     only(story.verdict(), "I6")
 
 
+def test_a_store_that_was_slow_explains_nothing(story: Story) -> None:
+    for target in ("redis-link:1", "redis-link:2", "gcs-link:1"):
+        story.fault(9.0, 11.0, target, "slow")
+    story.make(10.0, "1.1")
+    story.make(10.2, "2.1", digest="of 1.1/1")
+    story.settle()
+    only(story.verdict(), "I6")
+
+
 def test_a_fault_that_is_long_over_explains_nothing(story: Story) -> None:
     story.fault(1.0, 2.0, "redis", "kill")
     story.make(10.0, "1.1")
