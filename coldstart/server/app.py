@@ -266,14 +266,18 @@ class App:
             "pid": os.getpid(),
             "version": __version__,
         }
+        path, text = self.config.ready_file, json.dumps(ready) + "\n"
         try:
-            _write_by_rename(self.config.ready_file, json.dumps(ready) + "\n")
+            if path.exists() and not path.is_file():  # a pipe, or a device: never to be replaced
+                _write_into(path, text)
+                return
+            _write_by_rename(path, text)
         except OSError as exc:
             raise ColdstartError(
-                f"ready_file={self.config.ready_file} can't be written ({exc.strerror}); "
+                f"ready_file={path} can't be written ({exc.strerror}); "
                 "name a file in a folder that you may write"
             ) from exc
-        self._undo.callback(self.config.ready_file.unlink, missing_ok=True)
+        self._undo.callback(path.unlink, missing_ok=True)
 
 
 async def run(config: DaemonConfig) -> None:
@@ -307,6 +311,14 @@ def _places_of(urls: tuple[str, ...]) -> list[Place]:
         shown = rest.rpartition("@")[2].partition("?")[0]
         places.append(Place(name, f"{scheme}://{shown}"))
     return places
+
+
+def _write_into(path: Path, text: str) -> None:
+    handle = os.open(
+        path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
+    )  # a pipe that nobody reads says so
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
 
 
 def _write_by_rename(path: Path, text: str) -> None:

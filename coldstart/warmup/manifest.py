@@ -39,6 +39,11 @@ def write_manifest(
         "entries": [asdict(entry) for entry in entries],
     }
     try:
+        if path.exists() and not path.is_file():  # a pipe, or a device: never to be replaced
+            with path.open("w") as into:
+                json.dump(content, into, indent=1)
+                into.write("\n")
+            return
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as temporary:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 import resource
+import select
 import signal
 import socket
 import stat
@@ -281,3 +283,23 @@ def test_more_clients_than_a_shell_gives_descriptors(start_daemon, asking, new_r
     finally:
         for one in held:
             one.close()
+
+
+def test_a_ready_file_that_is_a_pipe_is_written_to_and_stays(tmp_path, start_daemon) -> None:
+    """So is a device: by rename, a daemon of root's would take /dev/stdout away from everybody."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        command = [sys.executable, "-m", "coldstart.cli.main", "daemon", f"--ready-file={pipe}"]
+        command += [f"--listen=unix://{tmp_path}/s", f"--store=disk://{tmp_path}/store"]
+        daemon = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            assert select.select([reading], [], [], 30)[0]
+            assert json.loads(os.read(reading, 10_000))["pid"] == daemon.pid
+        finally:
+            daemon.terminate()
+            assert daemon.wait(30) == 0
+    finally:
+        os.close(reading)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)

@@ -45,6 +45,18 @@ def test_a_failed_write_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == ["m.json"]
 
 
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(pipe)
+        assert json.loads(os.read(reading, 10_000))["plan"] == "demo"
+    finally:
+        os.close(reading)
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give a file in a folder"):
         write(tmp_path / "none" / "m.json")
