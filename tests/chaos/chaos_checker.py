@@ -125,6 +125,8 @@ def nobody_failed(history: History, verdict: Verdict) -> None:
         slowest = max(slowest, took)
         if took > MOST_ASK_SECONDS:
             verdict.violations.append(f"I5: {event.who} {event.key[:12]}: took {took:.1f} s")
+    for event in history.of("stuck"):
+        verdict.violations.append(f"I5: {event.daemon} was told to end, and did not")
     for who in history.daemon_of:
         killed = any(fault.kind == "kill" for fault in history.faults_of_client(who, 0.0, NEVER))
         if who not in bye and not killed:

@@ -233,6 +233,11 @@ def test_a_client_that_ends_badly(story: Story) -> None:
     only(story.verdict(), "I5")
 
 
+def test_a_daemon_that_does_not_end(story: Story) -> None:
+    story.say(50.0, "harness", "stuck", daemon="daemon:1")
+    only(story.verdict(), "I5")
+
+
 # --- I6 ------------------------------------------------------------------------------------------
 
 
