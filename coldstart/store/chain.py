@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 
 WritePolicy = Literal["first", "all", "best_effort"]
 WRITE_POLICIES: tuple[WritePolicy, ...] = ("first", "all", "best_effort")
+# For one tier's find, so that the whole lookup stays within what clients wait for (10 s); and for a tier that is only
+# asked whether it has another variant of what was found.
+FIND_SECONDS, BESIDE_SECONDS = 5.0, 1.0
 BARRED = 1024  # bad copies in tiers that can't be written, remembered
 
 T = TypeVar("T")
@@ -112,7 +115,8 @@ class ChainTier:
     async def find(self, key: str) -> tuple[Header, ...]:
         """The first tier that has a variant says which digest it has.
 
-        Tiers below a hit are asked too where the key has variants: the caller's may be only there.
+        Tiers below a hit are asked too where the key has variants: the caller's may be only there. A tier that is
+        silent is waited for for 5 s, below a hit for 1 s.
         """
         return await self._find(key, frozenset())
 
@@ -127,7 +131,8 @@ class ChainTier:
         for at, tier in enumerate(self.tiers):
             if tier.name in left_out:
                 continue
-            headers = await self._ask(tier, "find", tier.find(key), failures)
+            seconds = BESIDE_SECONDS if found else FIND_SECONDS
+            headers = await self._ask(tier, "find", _within(seconds, tier, key), failures)
             partial = partial or (headers is not None and tier.writable)
             for header in headers or ():
                 self._seen_in(tier, header)
@@ -376,6 +381,14 @@ class ChainTier:
         """Told under the chain's name: the tier's own wrapper counts the tier's."""
         log.warning("chain: %s of %s failed: %s", op, tier.name, exc)
         self._recorder(self.name, op, outcome_of(exc), 0.0)
+
+
+async def _within(seconds: float, tier: Tier, key: str) -> tuple[Header, ...]:
+    try:
+        async with asyncio.timeout(seconds):
+            return await tier.find(key)
+    except TimeoutError as exc:
+        raise TierTimeout(f"{tier.name}: find: no answer within {seconds:g} s") from exc
 
 
 def _raise_unknown(op: str, failures: list[Exception], *, partial: bool = False) -> None:
