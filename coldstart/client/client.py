@@ -41,6 +41,7 @@ SMALL_CALL_SECONDS = 1.0
 CONNECT_SECONDS = 0.3
 REQUEST_ID = "coldstart-request-id"  # trailing metadata of every answer of a daemon
 LOOKUP_SECONDS = 10.0  # a lookup may have to ask slow tiers
+ALIVE_SECONDS = 5.0  # for the next bytes of a hit, from a daemon that says that it is alive
 STREAM_SECONDS = 300.0  # for a whole artifact, in the background
 MAX_MESSAGE_BYTES = 64 << 20  # descriptors; artifacts travel in chunks
 
@@ -179,9 +180,13 @@ class CacheClient:
         most_bytes: int,
         most_seconds: float,
     ) -> bytes:
-        """A whole artifact's bytes, unchecked; goes on while no pause is longer than `idle_seconds`.
+        """A whole artifact's bytes, unchecked; goes on while they come, or the daemon says that it is alive.
 
-        Raises ArtifactCorrupt where more than `most_bytes` come.
+        Silence costs `idle_seconds`: half of it for the next bytes, half for a Hello.
+
+        Raises:
+            ArtifactCorrupt: more than `most_bytes` come.
+            TierError: the daemon is alive, and had no bytes for ALIVE_SECONDS.
         """
         call = self._cache.Fetch(request, timeout=most_seconds)
         parts: list[bytes] = []
@@ -189,13 +194,23 @@ class CacheClient:
         done = threading.Event()
         beat = threading.Event()
         silent = threading.Event()
+        slow = threading.Event()
 
         def watch() -> None:
-            while beat.wait(idle_seconds):
-                beat.clear()
-                if done.is_set():
-                    return
-            silent.set()
+            heard = time.monotonic()
+            while not slow.is_set() and not silent.is_set():
+                if beat.wait(idle_seconds / 2):
+                    beat.clear()
+                    if done.is_set():
+                        return
+                    heard = time.monotonic()
+                    continue
+                try:
+                    self.hello(idle_seconds / 2)
+                    if time.monotonic() - heard >= ALIVE_SECONDS:
+                        slow.set()
+                except ColdstartError:
+                    silent.set()
             call.cancel()
 
         threading.Thread(target=watch, name="coldstart-fetch-watch", daemon=True).start()
@@ -210,6 +225,10 @@ class CacheClient:
                 parts.append(chunk.data)
                 beat.set()
         except grpc.RpcError as exc:
+            if slow.is_set():
+                raise TierError(
+                    f"Fetch at {self.address}: it is alive, and had no bytes for {ALIVE_SECONDS:g} s"
+                ) from exc
             if silent.is_set():
                 raise DaemonTimeout(
                     f"Fetch at {self.address}: nothing came for {idle_seconds:g} s"

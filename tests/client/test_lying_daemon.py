@@ -16,9 +16,10 @@ from hooked import X, lookups, run
 import coldstart
 from coldstart import wire
 from coldstart.artifact import make
+from coldstart.client import client as client_module
 from coldstart.client import session
 from coldstart.client.client import CacheClient
-from coldstart.errors import ArtifactCorrupt, DaemonTimeout
+from coldstart.errors import ArtifactCorrupt, DaemonTimeout, TierError
 from coldstart.identity.key import key_of
 from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
@@ -170,6 +171,28 @@ def test_bytes_that_drip_are_not_waited_for(hooked: Liar, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(run(lambda x: x + 3), X + 3)
     assert time.monotonic() - began < 20
     assert [outcome for outcome, _ in lookups()] == [Outcome.TIMEOUT]
+
+
+def test_bytes_of_a_living_daemon_are_waited_for(
+    liar: tuple[Liar, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tier of the daemon is slow: that is no silence, but it is not waited for without end either."""
+    client = CacheClient(liar[1], holder="test")
+    pause = [2.0]
+
+    def late() -> Iterator[bytes]:
+        time.sleep(pause[0])
+        yield b"late"
+
+    liar[0].stream = late
+    assert client.fetch(pb.FetchRequest(), 1.0, most_bytes=10, most_seconds=60) == b"late"
+    monkeypatch.setattr(client_module, "ALIVE_SECONDS", 1.0)
+    pause[0] = 10.0
+    began = time.monotonic()
+    with pytest.raises(TierError, match="alive, and had no bytes"):
+        client.fetch(pb.FetchRequest(), 1.0, most_bytes=10, most_seconds=60)
+    assert time.monotonic() - began < 9
+    client.close()
 
 
 @pytest.mark.parametrize("every", [float("nan"), -5.0, 1e-9, float("inf")])
