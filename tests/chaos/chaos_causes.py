@@ -45,7 +45,7 @@ def fallback(history: History, one: Compile) -> str | None:
     if one.answer == "refused" or one.reason in ("tier-down", "breaker-open"):
         stores = _places("redis", daemon) + _places("gcs", daemon)
         found = troubles(history, stores, one.asked, one.begin)
-        return f"refused: {_named(found[0])}" if found else None
+        return f"a store away: {_named(found[0])}" if found else None
     if one.reason == "version":  # the daemon doesn't know the lookup any more
         found = history.faults_of([daemon], one.asked - NOTICED_SECONDS, one.begin)
         return f"forgotten by its daemon: {_named(found[0])}" if found else None
