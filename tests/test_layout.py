@@ -203,7 +203,9 @@ def test_two_files_touch_the_internals_of_jax() -> None:
                 text = ast.unparse(node)
                 if re.search(r"\bjax\._src\b|^(import|from) jaxlib\b|from jax import _src", text):
                     problems.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text}")
-    assert not problems, "only client/jax_internals.py and client/jax_job.py may:\n" + "\n".join(problems)
+    assert not problems, "only client/jax_internals.py and client/jax_job.py may:\n" + "\n".join(
+        problems
+    )
 
 
 # --- the tree ------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import subprocess
 import sys
@@ -18,13 +16,15 @@ import pytest
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc, cache_pb2_grpc
 from coldstart.rpc.v1 import cache_pb2 as pb
 
+# Root without the right to write anywhere obeys modes as others do. Dropped in the process that becomes the daemon:
+# a function between fork and exec is no option in a test process with threads.
+OBEY_MODES = """
+import ctypes, os, sys
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
-
-
-def obey_modes() -> None:
-    """In a child, before it runs: root without the right to write anywhere obeys modes as others do."""
-    if os.geteuid() == 0:
-        assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0) == 0
+if os.geteuid() == 0:
+    assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 @pytest.fixture
@@ -42,9 +42,10 @@ def locked_store(start_daemon, asking, made) -> Iterator[tuple[Path, str]]:
 
 
 def _start(store: Path, folder: Path, options: str = "") -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "coldstart.cli.main", "daemon", f"--listen=unix://{folder}/s"]
+    command = [sys.executable, "-c", OBEY_MODES]
+    command += [sys.executable, "-m", "coldstart.cli.main", "daemon", f"--listen=unix://{folder}/s"]
     command += [f"--store=disk://{store}{options}", f"--ready-file={folder}/ready"]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=obey_modes)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture
