@@ -332,7 +332,10 @@ async def lease(world: World, fault: str) -> tuple[str, str]:
         stack.push_async_callback(link.close)
         other = RedisLeaseBoard(link)
         name = link.key(key, "lease")
-        await world.redis.find(key)  # a connection is open already
+        warm = await world.board.acquire("warm", "me", LEASE_SECONDS, 0)  # connections are open now
+        assert isinstance(warm, Granted)
+        channel = link.channel("ends")
+        await world.until(lambda: world.admin.pubsub_numsub(channel)[0][1] > 0)
         if fault in AT_REST:
             held = await other.acquire(key, "other", 1.0, 0)
             assert isinstance(held, Granted)

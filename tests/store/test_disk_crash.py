@@ -20,6 +20,8 @@ import pytest
 from coldstart.artifact import Artifact, FilePayload, verify
 from coldstart.store.disk import DiskTier
 
+SUPPORT = Path(__file__).resolve().parents[1] / "support"  # for the processes that are started
+
 
 def temps(root: Path) -> list[Path]:
     return [p for p in (root / "v1" / "tmp").iterdir() if p.suffix != ".owner"]
@@ -122,7 +124,7 @@ KILLED_AT = """
 import asyncio, os, pathlib, signal, sys
 root, tests = pathlib.Path(sys.argv[1]), sys.argv[2]
 sys.path.insert(0, tests)
-from conftest import make_artifact, make_record
+from small_artifacts import make_artifact, make_record
 from coldstart.store.disk import DiskTier
 
 def arm(kill_at):
@@ -163,7 +165,7 @@ print(kill_at)
 async def test_killed_at_any_call_it_leaves_a_whole_artifact_or_none(
     tmp_path: Path, new_artifact: Callable[..., Artifact]
 ) -> None:
-    here = str(Path(__file__).parent)
+    here = str(SUPPORT)
     done = subprocess.run(
         [sys.executable, "-c", KILLED_AT, str(tmp_path), here],
         stdout=subprocess.PIPE,
@@ -203,7 +205,7 @@ async def test_killed_at_any_call_it_leaves_a_whole_artifact_or_none(
 WRITER = """
 import asyncio, pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from conftest import make_artifact
+from small_artifacts import make_artifact
 from coldstart.store.disk import DiskTier
 
 async def main():
@@ -225,7 +227,7 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(
     root, acknowledged = tmp_path / "store", set[int]()
     for life in range(5):
         writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(root), str(Path(__file__).parent), str(life * 1000)],
+            [sys.executable, "-c", WRITER, str(root), str(SUPPORT), str(life * 1000)],
             stdout=subprocess.PIPE,
             text=True,
         )

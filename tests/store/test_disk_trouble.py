@@ -22,6 +22,7 @@ from coldstart.store.disk import DiskTier
 from coldstart.store.urls import open_store
 
 NOBODY = 65534
+SUPPORT = Path(__file__).resolve().parents[1] / "support"  # for the processes that are started
 
 
 def files(root: Path, *kinds: str) -> list[Path]:
@@ -99,7 +100,7 @@ async def test_readers_see_nothing_of_slow_puts_and_do_not_wait_for_them(
 RACER = """
 import asyncio, pathlib, sys
 sys.path.insert(0, sys.argv[3])
-from conftest import make_artifact
+from small_artifacts import make_artifact
 from coldstart.store.disk import DiskTier
 
 async def main():
@@ -120,7 +121,7 @@ async def test_two_processes_racing_agree_on_one_digest_per_key(
 ) -> None:
     racers = [
         subprocess.Popen(
-            [sys.executable, "-c", RACER, str(root), word, str(Path(__file__).parent)],
+            [sys.executable, "-c", RACER, str(root), word, str(SUPPORT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

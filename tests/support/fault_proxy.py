@@ -145,6 +145,7 @@ class FaultProxy:
                 self._sockets.add(client)
             time.sleep(TICK_SECONDS)
             if self._closed or client.fileno() < 0:
+                reset(client)
                 return
         try:
             server = socket.create_connection(self._server, timeout=10)
