@@ -176,7 +176,9 @@ class RedisLink:
             await _disconnect(client)
         self._clients.clear()
         self._retired.clear()
-        await asyncio.sleep(0)  # the loop may end with us: connections that were cut close at its next turn
+        await asyncio.sleep(
+            0
+        )  # the loop may end with us: connections that were cut close at its next turn
 
     # --- one command ---------------------------------------------------------------------------
 

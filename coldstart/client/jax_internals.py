@@ -124,7 +124,8 @@ def wrap_compile(wrapper: Callable[[Compile], Compile]) -> Callable[[], None]:
     """Put `wrapper(original)` where JAX looks its compile function up; the result takes it out."""
     original = _compiler.compile_or_get_cached
     wrapped = wrapper(original)
-    functools.update_wrapper(wrapped, original)
+    if wrapped is not original:  # or it would be a wrapper of itself, and never unwrapped
+        functools.update_wrapper(wrapped, original)
     _compiler.compile_or_get_cached = wrapped
 
     def unwrap() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -34,3 +35,16 @@ def test_a_clone_compiles_like_the_module_and_says_the_same() -> None:
     assert int(found) == 8 * 6 + 4 * 4
     assert len(texts) == 2
     assert texts[0] == texts[1]
+
+
+def test_a_wrapper_that_wraps_nothing_leaves_the_seam_whole() -> None:
+    """Whoever only wants to see the function hands it back; it must not become a wrapper of itself."""
+    seen: list[Any] = []
+
+    def look(original: Any) -> Any:
+        seen.append(original)
+        return original
+
+    jax_internals.wrap_compile(look)()
+    assert inspect.unwrap(seen[0]) is not None
+    assert seen[0] is not getattr(seen[0], "__wrapped__", None)

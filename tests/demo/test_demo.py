@@ -136,7 +136,7 @@ def test_interrupted_in_the_middle_nothing_is_left(start: Start, scratch: Path) 
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=30)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert said.strip() == "coldstart: interrupted"
     assert all(gone(child) for child in children)
     assert list(scratch.iterdir()) == []

@@ -160,10 +160,11 @@ async def test_a_reservation_that_nobody_waits_for_is_dropped(disk: DiskTier, ro
         reserving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reserving
-    await disk.usage()
-    while temps(root):  # the drop runs on the loop, right after the reservation
-        await asyncio.sleep(0.001)
-    assert (await disk.usage()).bytes == 0
+    async with asyncio.timeout(
+        30
+    ):  # writers run side by side: it may be made, and dropped, only now
+        while temps(root) or (await disk.usage()).bytes:
+            await asyncio.sleep(0.01)
 
 
 # --- the byte limit
