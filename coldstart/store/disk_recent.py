@@ -23,9 +23,8 @@ from coldstart.artifact import Artifact, FilePayload, Header
 from coldstart.store.disk_index import Entry
 
 MAX_KEYS = 10_000
-SETTLED_NS = (
-    100_000_000  # a folder's clock may tick as coarsely as 10 ms; network file systems' more so
-)
+# A folder's clock may tick as coarsely as 10 ms; network file systems' more so.
+SETTLED_NS = 100_000_000
 
 _Facts = tuple[int, ...]
 
@@ -35,9 +34,7 @@ class _Known:
     path: str  # of the key's folder
     folder: _Facts
     entries: tuple[Entry, ...]
-    objects: dict[Path, _Facts] = field(
-        default_factory=dict
-    )  # of those that were opened and found right
+    objects: dict[Path, _Facts] = field(default_factory=dict)  # that were opened and found right
 
 
 class Recent:
@@ -95,8 +92,10 @@ class Recent:
     def artifact(self, key: str, digest: str, stamp: Callable[[], int]) -> Artifact | None:
         """The artifact, its use stamped; None: look."""
         known = self._true(key)
-        for entry in known.entries if known is not None else ():
-            if known is None or entry.header.digest != digest:
+        if known is None:
+            return None
+        for entry in known.entries:
+            if entry.header.digest != digest:
                 continue
             size = entry.header.payload_bytes
             device, inode, total, _ = known.objects[entry.object]
@@ -119,7 +118,7 @@ class Recent:
         if known is None:
             return None
         try:
-            facts = os.stat(self._folder_of(key))
+            facts = os.stat(known.path)
         except OSError:
             return None
         if (facts.st_dev, facts.st_ino, facts.st_mtime_ns) != known.folder:
