@@ -340,11 +340,10 @@ class RedisLink:
     ) -> None:
         """Messages until the connection breaks or is silent."""
         client = _open(self.place)
-        listener = client.pubsub(ignore_subscribe_messages=True)
+        listener = client.pubsub()
         try:
             async with asyncio.timeout(self.place.connect_seconds + self.place.reply_seconds):
                 await listener.subscribe(channel)
-            began()
             asked = False
             while True:
                 message = await listener.get_message(timeout=LISTEN_SECONDS)
@@ -352,6 +351,8 @@ class RedisLink:
                     asked = False
                     if message["type"] == "message":
                         heard(message["data"])
+                    elif message["type"] == "subscribe":
+                        began()  # only now: what is sent before the server has it, is missed
                 elif asked:
                     return  # silent although it was asked
                 else:

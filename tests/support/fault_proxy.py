@@ -33,6 +33,7 @@ class Fault:
     bytes_per_second: float = 0.0  # 0: as fast as it goes
     delay_seconds: float = 0.0  # before each piece of an answer
     cut_after_bytes: int = -1  # of answers, counted over all connections; -1: never
+    asked_since: bool = False  # cut no connection that only hears the answer to what it asked before
     answers: Alter | None = None
     requests: Alter | None = None
 
@@ -45,6 +46,7 @@ class FaultProxy:
         self._lock = threading.Lock()
         self._fault = Fault()
         self._answered = 0  # bytes of answers since the fault was set
+        self._asked: set[socket.socket] = set()  # clients that asked something since
         self._sockets: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -93,9 +95,12 @@ class FaultProxy:
         """Answers trickle."""
         self._set(Fault(bytes_per_second=bytes_per_second, delay_seconds=delay_seconds))
 
-    def cut(self, after_bytes: int) -> None:
-        """Reset the connection that is being answered once, from now on, that many bytes of answers went through."""
-        self._set(Fault(cut_after_bytes=after_bytes))
+    def cut(self, after_bytes: int, *, asked_since: bool = False) -> None:
+        """Reset the connection that is being answered once, from now on, that many bytes of answers went through.
+
+        `asked_since`: only answers on connections that ask something from now on count.
+        """
+        self._set(Fault(cut_after_bytes=after_bytes, asked_since=asked_since))
 
     def alter(self, *, answers: Alter | None = None, requests: Alter | None = None) -> None:
         """Pass every piece through a function; see `flip_in`."""
@@ -112,6 +117,7 @@ class FaultProxy:
     def _set(self, fault: Fault) -> None:
         with self._lock:
             self._fault, self._answered = fault, 0
+            self._asked.clear()
 
     def _listen(self) -> None:
         if self._listener is not None or self._closed:
@@ -163,6 +169,7 @@ class FaultProxy:
         asking.join()
         with self._lock:
             self._sockets -= {client, server}
+            self._asked.discard(client)
         client.close()
         server.close()
 
@@ -173,6 +180,9 @@ class FaultProxy:
                     if self._closed or sink.fileno() < 0:
                         return
                     time.sleep(TICK_SECONDS)
+                if not answers:
+                    with self._lock:
+                        self._asked.add(source)
                 self._pass_on(data, sink, answers)
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)
@@ -190,7 +200,7 @@ class FaultProxy:
             return
         if fault.delay_seconds:
             self._sleep(fault, fault.delay_seconds)
-        if fault.cut_after_bytes >= 0:
+        if fault.cut_after_bytes >= 0 and (sink in self._asked or not fault.asked_since):
             with self._lock:
                 left = fault.cut_after_bytes - self._answered
                 self._answered += len(data)
