@@ -1,15 +1,13 @@
 """RedisLink: one Redis, for whoever keeps something in it: connections, credentials, deadlines, and whether it is up.
 
-The one file that knows the client library. Every command ends within its deadline, as an answer or as one of:
+It and redis_place.py alone know the client library. Every command ends within its deadline, as an answer or as one of:
 
     TierTimeout   silence
     TierFull      it has no room and may evict nothing
     BreakerOpen   it was found down a moment ago: not asked again by callers, only in the background
     TierError     anything else, in words
 
-A link that goes down is asked again by a task of its own until it answers; nobody has to restart anything. What
-connects reads the password anew, so a short-lived token in a file may be replaced at any time.
-`key()` puts everything about one artifact under one hash tag: scripts over several of its keys work on a cluster,
+A link that goes down is asked again by a task of its own until it answers; nobody has to restart anything. `key()` puts everything about one artifact under one hash tag: scripts over several of its keys work on a cluster,
 whose nodes are followed when they say that a slot is elsewhere.
 """
 
@@ -22,57 +20,31 @@ import logging
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from coldstart.errors import BreakerOpen, ConfigError, TierError, TierFull, TierTimeout
-
-try:
-    from redis import exceptions as errors
-    from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-    from redis.crc import key_slot
-    from redis.credentials import CredentialProvider
-except ImportError as exc:  # an environment without the extra
-    raise ConfigError(
-        f"redis:// stores need another package ({exc}); install it with: pip install 'coldstart[redis]'"
-    ) from exc
+from coldstart.errors import BreakerOpen, TierError, TierFull, TierTimeout
+from coldstart.redis_place import (
+    MOST_CONNECTIONS,
+    Redis,
+    RedisPlace,
+    disconnect,
+    key_slot,
+    open_client,
+)
+from coldstart.redis_place import exceptions as errors
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-MOST_CONNECTIONS = 64  # to one node; commands beyond wait for one, within their deadline
 FIRST_PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 2.0  # between two looks at a Redis that is down
 LISTEN_SECONDS = 5.0  # a subscription that is silent for so long is asked whether it lives
 SHOWN_SECONDS = 60.0  # a refused write is part of the state for so long
 MOST_MOVES = 3
+SCAN_COUNT = 500  # keys looked at in one step: others wait for no more than a few ms
 RETIRED_SECONDS = 30.0  # longer than any command lasts
 _MOVED = re.compile(r"(?:MOVED )?(\d+) (\S*):(\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class RedisPlace:
-    """Where a Redis is and how to get in."""
-
-    host: str = "127.0.0.1"
-    port: int = 6379
-    db: int = 0
-    username: str = ""
-    password: str = field(default="", repr=False)  # from the environment
-    password_file: Path | None = None  # wins; read at every connect
-    tls: bool = False
-    ca_file: Path | None = None  # None: the system's authorities
-    cert_file: Path | None = None  # of this client, where the server asks for one
-    key_file: Path | None = None
-    prefix: str = "coldstart"  # of every key and channel
-    connect_seconds: float = 1.0
-    reply_seconds: float = 2.0  # of a small command
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +131,36 @@ class RedisLink:
 
         return await self._run("EVAL", keys[0], None, run)
 
+    async def names(self, pattern: str) -> AsyncIterator[str]:
+        """Names of keys, on every node; one may come twice. For upkeep."""
+        for node in await self._nodes():
+            cursor: Any = 0
+            while True:
+
+                async def step(_: Redis, node: tuple[str, int] = node, at: Any = cursor) -> Any:
+                    return await self._client(node).execute_command(
+                        "SCAN", at, "MATCH", pattern, "COUNT", SCAN_COUNT
+                    )
+
+                cursor, found = await self._run("SCAN", "", None, step)
+                for name in found:
+                    yield name.decode(errors="replace")
+                if int(cursor) == 0:
+                    break
+
+    async def _nodes(self) -> list[tuple[str, int]]:
+        """Every node that has keys: one, or a cluster's masters."""
+        try:
+            slots = await self.call("CLUSTER", "SLOTS")
+        except TierTimeout:
+            raise
+        except TierError as exc:
+            if "cluster support disabled" not in str(exc):
+                raise
+            slots = []
+        nodes = [(place[0].decode() or self.place.host, int(place[1])) for _, _, place, *_ in slots]
+        return list(dict.fromkeys(nodes)) or [(self.place.host, self.place.port)]
+
     def listen(
         self, channel: str, heard: Callable[[bytes], None], began: Callable[[], None]
     ) -> None:
@@ -173,7 +175,7 @@ class RedisLink:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for client in (*self._clients.values(), *self._retired):
-            await _disconnect(client)
+            await disconnect(client)
         self._clients.clear()
         self._retired.clear()
         await asyncio.sleep(
@@ -254,7 +256,7 @@ class RedisLink:
 
     def _client(self, node: tuple[str, int]) -> Redis:
         if node not in self._clients:
-            self._clients[node] = _open(replace(self.place, host=node[0], port=node[1]))
+            self._clients[node] = open_client(replace(self.place, host=node[0], port=node[1]))
         return self._clients[node]
 
     def _renew(self) -> None:
@@ -266,9 +268,9 @@ class RedisLink:
         self._clients.clear()
 
     async def _retire(self, client: Redis) -> None:
-        await _disconnect(client, in_use=False)  # what still runs on it finds out by itself
+        await disconnect(client, in_use=False)  # what still runs on it finds out by itself
         await asyncio.sleep(RETIRED_SECONDS)
-        await _disconnect(client)
+        await disconnect(client)
         self._retired.discard(client)
 
     # --- down and up again ---------------------------------------------------------------------
@@ -306,14 +308,14 @@ class RedisLink:
 
     async def _knock(self) -> str:
         """What is wrong with it now; "" if it answers."""
-        client = _open(self.place)
+        client = open_client(self.place)
         try:
             async with asyncio.timeout(self.place.connect_seconds + self.place.reply_seconds):
                 await client.execute_command("PING")
         except (errors.RedisError, OSError, TimeoutError) as exc:
             return _words(exc)
         finally:
-            await _disconnect(client)
+            await disconnect(client)
         return ""
 
     def _tell(self) -> None:
@@ -339,7 +341,7 @@ class RedisLink:
         self, channel: str, heard: Callable[[bytes], None], began: Callable[[], None]
     ) -> None:
         """Messages until the connection breaks or is silent."""
-        client = _open(self.place)
+        client = open_client(self.place)
         listener = client.pubsub()
         try:
             async with asyncio.timeout(self.place.connect_seconds + self.place.reply_seconds):
@@ -361,68 +363,12 @@ class RedisLink:
         finally:
             with contextlib.suppress(errors.RedisError, OSError):
                 await listener.aclose()
-            await _disconnect(client)
+            await disconnect(client)
 
     def _task(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-class _Credentials(CredentialProvider):
-    """Asked at every connect."""
-
-    def __init__(self, place: RedisPlace) -> None:
-        self._place = place
-
-    def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        place = self._place
-        password = place.password
-        if place.password_file is not None:
-            try:
-                password = place.password_file.read_text().strip()
-            except (OSError, UnicodeDecodeError) as exc:
-                raise errors.AuthenticationError(
-                    f"cs.password_file={place.password_file} can't be read: {exc}"
-                ) from exc
-        return (place.username, password) if place.username else (password,)
-
-
-def _open(place: RedisPlace) -> Redis:
-    """A client whose every detail is said: defaults differ between releases of the library."""
-    options: dict[str, Any] = {
-        "host": place.host,
-        "port": place.port,
-        "db": place.db,
-        "socket_connect_timeout": place.connect_seconds,
-        "socket_timeout": None,  # every call has a deadline of ours
-        "socket_keepalive": True,
-        "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,
-        "max_connections": 2
-        * MOST_CONNECTIONS,  # more than there are turns: nobody is ever refused one
-        "connection_class": SSLConnection if place.tls else Connection,
-    }
-    if place.password or place.password_file is not None:
-        options["credential_provider"] = _Credentials(place)
-    if place.tls:
-        options |= {
-            "ssl_cert_reqs": "required",
-            "ssl_check_hostname": True,
-            "ssl_ca_certs": _text(place.ca_file),
-            "ssl_certfile": _text(place.cert_file),
-            "ssl_keyfile": _text(place.key_file),
-        }
-    return Redis(connection_pool=ConnectionPool(**options))
-
-
-async def _disconnect(client: Redis, *, in_use: bool = True) -> None:
-    with contextlib.suppress(errors.RedisError, OSError):
-        await client.connection_pool.disconnect(inuse_connections=in_use)
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 def _words(exc: BaseException) -> str:

@@ -15,12 +15,13 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from coldstart.artifact import Artifact, Header
 from coldstart.errors import BreakerOpen, TierError, TierNotReady
 from coldstart.identity.key import SCHEME, KeyRecord
+from coldstart.store.kept import Kept
 from coldstart.store.recorder import Recorder, ignore
 from coldstart.store.tier import Tier
 
@@ -126,6 +127,10 @@ class Breaker:
 
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
         return await self._write("quarantine", lambda: self.inner.quarantine(key, digest, reason))
+
+    def scan(self) -> AsyncIterator[Kept]:
+        """Whatever the circuits say: it is for people, who want to know."""
+        return self.inner.scan()
 
     async def close(self) -> None:
         if self._probing is not None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Literal, TypeVar
 
 from coldstart.artifact import Artifact, FilePayload, Header
@@ -39,6 +39,7 @@ from coldstart.errors import (
 from coldstart.identity.key import KeyRecord
 from coldstart.store.agreement import Agreement
 from coldstart.store.backfill import BackFill
+from coldstart.store.kept import Kept
 from coldstart.store.late_marks import LateMarks
 from coldstart.store.pointers import Pointers
 from coldstart.store.recorder import Recorder, ignore
@@ -234,6 +235,22 @@ class ChainTier:
             return True
         _raise_unknown("quarantine", failures)
         return False
+
+    async def scan(self) -> AsyncIterator[Kept]:
+        """Each artifact once, as the first tier that has it tells it."""
+        failures: list[Exception] = []
+        told: set[tuple[str, str]] = set()
+        for tier in self.tiers:
+            try:
+                async for stored in tier.scan():
+                    place = (stored.header.key, stored.header.digest)
+                    if place not in told:
+                        told.add(place)
+                        yield stored
+            except _FAILURES as exc:
+                self._failed(tier, "scan", exc)
+                failures.append(exc)
+        _raise_unknown("scan", failures)
 
     def resume(self) -> None:
         """Go on with the puts that the process before this one had still to make. On the event loop, once."""

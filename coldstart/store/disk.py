@@ -19,7 +19,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -38,10 +38,12 @@ from coldstart.store.disk_index import DiskIndex, Entry
 from coldstart.store.disk_layout import Layout, flocked, translated, unlink
 from coldstart.store.disk_recent import Recent
 from coldstart.store.disk_room import Room
+from coldstart.store.disk_scan import in_shard, shards
 from coldstart.store.disk_space import Usage
 from coldstart.store.disk_sweep import Swept, sweep
 from coldstart.store.disk_tmp import TempFolder
 from coldstart.store.disk_write import check_in_place, copy_in, is_whole
+from coldstart.store.kept import Kept
 from coldstart.store.names import check_digest, check_key, check_new
 from coldstart.store.pins import Pins
 from coldstart.store.recorder import Recorder, ignore
@@ -130,6 +132,11 @@ class DiskTier:
         return await self._write(
             self._remove, check_key(key), check_digest(digest), reason or "bad"
         )
+
+    async def scan(self) -> AsyncIterator[Kept]:
+        for shard in await self._read(shards, self._layout):
+            for stored in await self._read(in_shard, self._layout, self._index, shard):
+                yield stored
 
     async def close(self) -> None:
         """Waits for what was begun. Spooled files that were not put are then anybody's to sweep."""

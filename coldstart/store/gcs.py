@@ -20,7 +20,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 from coldstart.artifact import MAGIC, Artifact, BytesPayload, Header, read_header
@@ -33,7 +33,8 @@ from coldstart.errors import (
     TierTimeout,
     TooLarge,
 )
-from coldstart.identity.key import KeyRecord, key_of
+from coldstart.identity.key import SCHEME, KeyRecord, is_key, key_of
+from coldstart.store.kept import Kept
 from coldstart.store.names import check_digest, check_key, check_new
 from coldstart.store.recorder import Recorder, ignore
 
@@ -46,6 +47,7 @@ HEAD_BYTES = 16 << 10  # holds every header but those of very large targets
 REMEMBERED_SECONDS = 60.0
 REMEMBERED_KEYS = 4096
 MOST_QUARANTINED = 32
+LOOKS = 16  # objects of a scan that are looked at at once
 TRIES = 6  # of a put that others get in the way of
 DEFAULT_LIMIT_BYTES = 4 << 30
 MOST_GET_SECONDS = 120.0
@@ -181,6 +183,16 @@ class GcsTier:
         place = await self._there(key, digest)
         return place is not None and await self._put_aside(place.stored, reason)
 
+    async def scan(self) -> AsyncIterator[Kept]:
+        """In pieces, as a listing of all at once would have no end to wait for. Skips what isn't ours, or is bad."""
+        for shard in range(256):
+            listed = await self._bucket.list(f"{self._base}/artifacts/{SCHEME}-{shard:02x}")
+            for start in range(0, len(listed), LOOKS):
+                some = listed[start : start + LOOKS]
+                looked = await asyncio.gather(*(self._glance(stored) for stored in some))
+                for place in filter(None, looked):
+                    yield Kept(place.header, place.stored.size_bytes)
+
     async def close(self) -> None:
         self._seen.clear()
         await self._bucket.close()
@@ -234,6 +246,16 @@ class GcsTier:
         except ArtifactCorrupt as exc:
             await self._heal(stored, exc)
         return None
+
+    async def _glance(self, stored: Stored) -> _Place | None:
+        """As `_look`, and nothing is put aside."""
+        key = self._key_of(stored)
+        if MARK not in stored.metadata or not is_key(key):
+            return None
+        try:
+            return await self._read_head(stored, key)
+        except (ArtifactCorrupt, ArtifactMismatch):
+            return None
 
     async def _held(self, stored: Stored, mine: Header) -> _Place | None:
         """What a writer finds under its name; None: it isn't there any more. Raises ArtifactCorrupt: to be replaced."""

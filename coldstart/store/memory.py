@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 
 from coldstart.artifact import Artifact, BytesPayload, Header, verify
 from coldstart.errors import TierError, TooLarge
 from coldstart.identity.key import KeyRecord
+from coldstart.store.kept import Kept
 from coldstart.store.names import check_digest, check_key, check_new
 from coldstart.store.recorder import Recorder, ignore
 
@@ -102,6 +104,12 @@ class MemoryTier:
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
         """Nothing is kept aside: what is in memory is gone before anybody could look."""
         return await self.delete(key, digest)
+
+    async def scan(self) -> AsyncIterator[Kept]:
+        self._check_open()
+        for artifact in tuple(self._artifacts.values()):
+            header = artifact.header
+            yield Kept(header, len(header.prefix()) + header.payload_bytes)
 
     async def close(self) -> None:
         self._closed = True

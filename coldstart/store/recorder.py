@@ -15,6 +15,7 @@ OPS = (
     "record",
     "delete",
     "quarantine",
+    "scan",  # a walk over all that is stored
     "backfill",  # a hit copied into a faster tier (chain)
     "evict",  # an artifact gone for want of room
     "oom",  # a write that a full Redis refused

@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -33,8 +34,9 @@ from coldstart.errors import (
     TierFull,
     TooLarge,
 )
-from coldstart.identity.key import KeyRecord
+from coldstart.identity.key import KeyRecord, is_key
 from coldstart.redis_link import RedisLink, Script
+from coldstart.store.kept import Kept
 from coldstart.store.names import check_digest, check_key, check_new
 from coldstart.store.recorder import Recorder, ignore
 
@@ -201,6 +203,20 @@ class RedisTier:
     def damaged_recently(self, key: str) -> bool:
         """True where this process found a bad copy of `key`, and put no other since."""
         return key in self._damaged
+
+    async def scan(self) -> AsyncIterator[Kept]:
+        """By the index rows. What Redis evicted behind one is still told: only a reader takes such a row away."""
+        pattern = re.sub(r"([\\*?\[\]])", r"\\\1", self.link.key("", "index")).replace("{}", "{*}")
+        told: set[str] = set()
+        async for name in self.link.names(pattern):
+            key = name.rpartition("{")[2].partition("}")[0]
+            if not is_key(key) or key in told:
+                continue
+            told.add(key)
+            for row in await self._rows(key):
+                if row.upload:
+                    size = len(row.header.prefix()) + row.header.payload_bytes
+                    yield Kept(row.header, size)
 
     async def close(self) -> None:
         await self.link.close()

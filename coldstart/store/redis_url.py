@@ -109,7 +109,8 @@ def parse_redis(url: str, parts: SplitResult) -> RedisStore:
 
 def open_redis(store: RedisStore, recorder: Recorder, environ: Mapping[str, str]) -> RedisTier:
     """The tier; asks nothing of the server yet. Raises ConfigError where the package is missing."""
-    from coldstart.redis_link import RedisLink, RedisPlace
+    from coldstart.redis_link import RedisLink
+    from coldstart.redis_place import RedisPlace
     from coldstart.store.redis import RedisTier
 
     place = RedisPlace(

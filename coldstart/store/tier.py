@@ -12,10 +12,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from coldstart.artifact import Artifact, Header
 from coldstart.identity.key import KeyRecord
+from coldstart.store.kept import Kept
 
 
 class Tier(Protocol):
@@ -68,6 +70,16 @@ class Tier(Protocol):
 
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
         """As `delete`, but keep the bad bytes aside where the tier can (bounded), for a post-mortem."""
+        ...
+
+    def scan(self) -> AsyncIterator[Kept]:
+        """All that is stored here, one artifact at a time, in no order. For upkeep: it may take minutes.
+
+        What comes or goes meanwhile may be told or not. Reads no payloads and doesn't count as a use.
+
+        Raises:
+            TierError: on the way; what was told before it holds.
+        """
         ...
 
     async def close(self) -> None:

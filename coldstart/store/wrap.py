@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import TypeVar
 
 from coldstart.artifact import Artifact, Header
@@ -26,6 +26,7 @@ from coldstart.errors import (
     TooLarge,
 )
 from coldstart.identity.key import KeyRecord
+from coldstart.store.kept import Kept
 from coldstart.store.recorder import Recorder
 from coldstart.store.tier import Tier
 
@@ -96,6 +97,16 @@ class Metered:
             lambda got: "ok" if got else "miss",
         )
 
+    async def scan(self) -> AsyncIterator[Kept]:
+        start = self._now()
+        try:
+            async for stored in self.inner.scan():
+                yield stored
+        except ColdstartError as exc:
+            self._recorder(self.name, "scan", outcome_of(exc), self._now() - start)
+            raise
+        self._recorder(self.name, "scan", "ok", self._now() - start)
+
     async def close(self) -> None:
         await self.inner.close()
 
@@ -142,6 +153,9 @@ class ReadOnly:
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
         raise self._refusal("quarantine")
 
+    def scan(self) -> AsyncIterator[Kept]:
+        return self.inner.scan()
+
     async def close(self) -> None:
         await self.inner.close()
 
@@ -184,6 +198,15 @@ class Deadlined:
         return await self._timed(
             "quarantine", self._write_seconds, self.inner.quarantine(key, digest, reason)
         )
+
+    async def scan(self) -> AsyncIterator[Kept]:
+        """Each step within the limit: the whole may take as long as it is."""
+        steps = aiter(self.inner.scan())
+        while True:
+            try:
+                yield await self._timed("scan", self._read_seconds, anext(steps))
+            except StopAsyncIteration:
+                return
 
     async def close(self) -> None:
         await self.inner.close()
@@ -239,6 +262,11 @@ class Failing:
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
         await self._gate("quarantine")
         return await self.inner.quarantine(key, digest, reason)
+
+    async def scan(self) -> AsyncIterator[Kept]:
+        await self._gate("scan")
+        async for stored in self.inner.scan():
+            yield stored
 
     async def close(self) -> None:
         await self.inner.close()

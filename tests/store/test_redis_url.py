@@ -12,7 +12,7 @@ pytest.importorskip("redis", reason="needs the extra redis")
 
 from coldstart.config import known_variables, unknown_settings
 from coldstart.errors import ConfigError
-from coldstart.redis_link import RedisPlace
+from coldstart.redis_place import RedisPlace
 from coldstart.store.recorder import ignore
 from coldstart.store.redis_url import PASSWORD_VARIABLE, RedisStore, open_redis
 from coldstart.store.urls import open_store, parse_store, redis_of

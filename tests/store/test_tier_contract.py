@@ -229,3 +229,20 @@ async def test_close_is_idempotent_and_final(
     await tier.close()
     with pytest.raises(TierError):
         await tier.find(new_artifact("a").header.key)
+
+
+async def test_a_scan_tells_each_artifact_once(
+    tier: Tier, new_artifact: Callable[..., Artifact]
+) -> None:
+    made = [new_artifact(name, name.encode() * 100) for name in ("a", "b", "c")]
+    made.append(new_artifact("a", b"wide", cpu_features=("avx2",)))
+    assert [kept async for kept in tier.scan()] == []
+    for each in made:
+        await tier.put(each, None)
+    kept = [kept async for kept in tier.scan()]
+    assert sorted(k.header.digest for k in kept) == sorted(m.header.digest for m in made)
+    assert {k.header for k in kept} == {m.header for m in made}
+    for k in kept:
+        assert k.bytes >= len(k.header.prefix()) + k.header.payload_bytes
+    await tier.delete(made[0].header.key, made[0].header.digest)
+    assert len([kept async for kept in tier.scan()]) == 3

@@ -117,7 +117,8 @@ class RedisServer:
 
 def redis_link(server: RedisServer, port: int = 0, **place: Any):
     """A link to it, or to the proxy before it at `port`; a prefix of its own unless one is given."""
-    from coldstart.redis_link import RedisLink, RedisPlace
+    from coldstart.redis_link import RedisLink
+    from coldstart.redis_place import RedisPlace
 
     settings = {"prefix": f"t-{uuid.uuid4().hex[:8]}", "password": server.password} | place
     return RedisLink(RedisPlace(port=port or server.port, **settings))
