@@ -7,7 +7,8 @@ It and redis_place.py alone know the client library. Every command ends within i
     BreakerOpen   it was found down a moment ago: not asked again by callers, only in the background
     TierError     anything else, in words
 
-A link that goes down is asked again by a task of its own until it answers; nobody has to restart anything. `key()` puts everything about one artifact under one hash tag: scripts over several of its keys work on a cluster,
+A link that goes down is asked again by a task of its own until it answers; nobody has to restart anything.
+`key()` puts everything about one artifact under one hash tag: scripts over several of its keys work on a cluster,
 whose nodes are followed when they say that a slot is elsewhere.
 """
 
