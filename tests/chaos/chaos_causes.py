@@ -1,9 +1,10 @@
 """Causes: why a key was compiled again, as narrowly as the log allows. None is what no fault explains.
 
-A cause has to have been there at the time and to touch those who took part. That Redis was away explains compiles at
-two daemons, never two at one; that the bucket was away explains nothing alone, as Redis has the artifact too; that a
-store was slow explains nothing, as it answers within its deadline; and no store's trouble explains that a client gives
-its daemon up, which is alive and says so.
+A cause has to have been there at the time and to touch those who took part. That the store with the leases was away
+explains compiles at two daemons, never two at one; that only one of both was away explains none of what was
+acknowledged, as the other has the artifact too; that a store was slow explains nothing, as it answers within its
+deadline; and no store's trouble explains that a client gives its daemon up, which is alive and says so. A process that
+the machine kept waiting is as one that was frozen, and is called `starved`: that is no fault of ours, and no promise.
 """
 
 from __future__ import annotations
@@ -94,8 +95,19 @@ def _not_held_up(history: History, one: Compile, other: Compile) -> str | None:
         return f"after its holder's daemon: {_named(found[0])}"
     if other.daemon == one.daemon:
         return None
-    found = _while(history, _places("redis", other.daemon, one.daemon), begin - BOARD_SECONDS, end)
+    board = _places(history.leases, other.daemon, one.daemon)
+    if history.leases == "redis":
+        found = _while(history, board, begin - BOARD_SECONDS, end)
+    else:  # asked again by a probe that backs off, as the bucket's own is
+        found = troubles(history, board, begin, end)
     return f"leases apart: {_named(found[0])}" if found else None
+
+
+def unrewritten(history: History, who: str, begin: float, end: float) -> str | None:
+    """Why a fragment that nobody reads was left where it is."""
+    found = history.faults_of_client(who, begin, end)
+    found += history.faults_of([history.daemon_of[who]], begin - NOTICED_SECONDS, end)
+    return _named(found[0]) if found else None
 
 
 def bucket_troubles(history: History, daemon: str, begin: float, end: float) -> list[Fault]:

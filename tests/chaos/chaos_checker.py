@@ -1,5 +1,6 @@
 """Checker: whether a run kept the promises, by everything that was seen. Pure.
 
+I1  who asks by raw digest is told the key and the record of its own program, or nothing; so are its rewrites
 I2  from some point on every reader gets one digest; one that was acknowledged while the bucket was well is final
 I3  what is loaded is, to the byte, what somebody compiled under that key
 I4  nothing that was acknowledged is lost: at the end each daemon has it
@@ -38,6 +39,7 @@ def check(history: History) -> Verdict:
     """All of it."""
     verdict = Verdict()
     finals = one_digest(history, verdict)
+    own_program(history, verdict)
     right_bytes(history, verdict)
     nothing_lost(history, finals, verdict)
     nobody_failed(history, verdict)
@@ -69,6 +71,20 @@ def one_digest(history: History, verdict: Verdict) -> dict[str, str]:
 
 def _bucket_was_away(history: History, ack: Ack) -> bool:
     return bool(chaos_causes.bucket_troubles(history, ack.daemon, ack.sending, ack.at))
+
+
+def own_program(history: History, verdict: Verdict) -> None:
+    """I1: by the daemon's word, before the client's own gates."""
+    for event in history.of("by-digest"):
+        if event.kind == "hit" and (len(set(event.named)) != 1 or event.named[0] not in event.own):
+            named = ", ".join(key[:12] for key in event.named)
+            verdict.violations.append(
+                f"I1: {event.who} asked for {event.key[:12]} by raw digest and was told {named} (reply, header, record)"
+            )
+    for event in history.of("misfit"):
+        verdict.violations.append(
+            f"I1: {event.who} asked for {event.key[:12]} and was told to rewrite {event.rewrites}"
+        )
 
 
 def right_bytes(history: History, verdict: Verdict) -> None:
@@ -140,6 +156,7 @@ def compiled_once(history: History, verdict: Verdict) -> None:
     """I6."""
     causes: Counter[str] = Counter()
     once = 0
+    unrewritten(history, causes, verdict)
     for compiles in history.compiles.values():
         once += len(compiles) == 1
         for at, one in enumerate(compiles):
@@ -155,6 +172,25 @@ def compiled_once(history: History, verdict: Verdict) -> None:
     verdict.figures["keys compiled once"] = once
     verdict.figures["compiles"] = sum(map(len, history.compiles.values()))
     verdict.figures["compiled again"] = dict(causes.most_common())
+
+
+def unrewritten(history: History, causes: Counter[str], verdict: Verdict) -> None:
+    """A program that keeps its own offset is one that nobody shares: it takes a cause as a second compile does."""
+    asked: dict[tuple[str, int], float] = {}
+    recalled: set[tuple[str, int]] = set()
+    for event in history.of("asked", "by-digest", "unrewritten"):
+        place = (event.who, event.ask)
+        if event.what == "asked":
+            asked[place] = event.at
+        elif event.what == "by-digest":
+            if event.kind == "hit":  # of what it came to, by a cause, before
+                recalled.add(place)
+        elif place not in recalled:
+            cause = chaos_causes.unrewritten(history, event.who, asked[place], event.at)
+            if cause is None:
+                verdict.violations.append(f"I6: {event.who} {event.key[:12]} was not rewritten")
+            else:
+                causes[f"not rewritten: {cause}"] += 1
 
 
 def counted_once(history: History, verdict: Verdict) -> None:
@@ -204,12 +240,14 @@ def figures(history: History, verdict: Verdict) -> None:
     outcomes = Counter(f"{event.outcome} {event.reason}" for event in history.of("ended"))
     faults = Counter(f"{fault.target.partition(':')[0]} {fault.kind}" for fault in history.faults)
     lost = [event.lost for event in history.of("bye")]
+    by_digest = Counter(str(event.kind) for event in history.of("by-digest"))
     replaced = sum(len({ack.digest for ack in acks}) > 1 for acks in history.acks.values())
     verdict.figures |= {
         "events": len(history.events),
         "client processes": len(history.daemon_of),
         "lookups": outcomes.total(),
         "outcomes": dict(outcomes.most_common()),
+        "asked by raw digest": dict(by_digest.most_common()),
         "faults": dict(faults.most_common()),
         "acknowledged keys": len(history.acks),
         "keys acknowledged under two digests": replaced,

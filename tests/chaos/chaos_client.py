@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import chaos_compiler
-from chaos_compiler import CompileRequest, Executable
 from chaos_log import Log
+from chaos_programs import CompileRequest, Executable
 
 settings = json.loads(Path(sys.argv[1]).read_text())
 log = Log(Path(settings["log"]), settings["who"])
@@ -30,13 +30,18 @@ def loaded(found: Executable, request: CompileRequest) -> None:
     log("loaded", ask=asking["ask"], key=asking["key"], named=found.key, nonce=found.nonce)
 
 
-chaos_compiler.install(loaded)
+def misfit(request: CompileRequest, rewrites: Any) -> None:
+    log("misfit", ask=asking["ask"], key=asking["key"], rewrites=str(rewrites)[:500])
 
-from coldstart import artifact  # noqa: E402  (after what stands in the place of JAX)
+
+chaos_compiler.install(loaded, misfit)
+
+from coldstart import artifact, wire  # noqa: E402  (after what stands in the place of JAX)
 from coldstart.client import client as client_module  # noqa: E402
 from coldstart.client import link as link_module  # noqa: E402
 from coldstart.client import session as session_module  # noqa: E402
 from coldstart.config import ClientSettings  # noqa: E402
+from coldstart.identity.key import key_of  # noqa: E402
 from coldstart.outcomes import Outcome, Reason  # noqa: E402
 
 
@@ -45,7 +50,19 @@ class WatchedClient(client_module.CacheClient):
 
     def lookup(self, request: Any, patience: float) -> Any:
         sent[request.lookup_id] = time.monotonic()
-        return super().lookup(request, patience)
+        reply = super().lookup(request, patience)
+        if request.may_hit:
+            self._note_recall(reply)
+        return reply
+
+    def _note_recall(self, reply: Any) -> None:
+        """What the daemon says that this very program is, before anything of the client's looks at it."""
+        facts: dict[str, Any] = {"kind": reply.WhichOneof("answer"), "key": asking["key"]}
+        if facts["kind"] == "hit":
+            header = artifact.decode_header(reply.hit.header)
+            named = [reply.key, header.key, key_of(wire.record_from_pb(reply.hit.record))]
+            facts |= {"named": named, "own": asking["keys"]}
+        log("by-digest", ask=asking["ask"], **facts)
 
     def await_(self, request: Any, patience: float) -> Any:
         sent[request.lookup_id] = time.monotonic()
@@ -106,7 +123,7 @@ class WatchedSession(session_module.Session):
         )
         super()._finish(lookup, outcome, reason, tier=tier)
 
-    def _ask(self, lookup: Any, request: Any, compile: Any) -> Any:
+    def _identify(self, lookup: Any, request: Any, **how: Any) -> Any:
         asking["lookup"] = lookup.id
         lookup.answered = lambda answer: log(
             "answered",
@@ -117,7 +134,11 @@ class WatchedSession(session_module.Session):
             reason=answer.reason.value if answer.reason else "",
             sent=sent[lookup.id],
         )
-        return super()._ask(lookup, request, compile)
+        found = super()._identify(lookup, request, **how)
+        if asking["key"] != lookup.identity.key:  # it was not rewritten: another program by now
+            log("unrewritten", ask=asking["ask"], key=asking["key"], to=lookup.identity.key)
+            asking["key"] = lookup.identity.key
+        return found
 
 
 link_module.CacheClient = WatchedClient  # type: ignore[misc]
@@ -137,17 +158,19 @@ def compile_it() -> Executable:
 
 
 def ask(session: WatchedSession, number: int) -> None:
-    request = CompileRequest(number)
-    key = chaos_compiler.key_of(request.record)
-    asking.update(ask=asking.get("ask", 0) + 1, key=key)
+    request = CompileRequest(number, settings["rank"])
+    key = key_of(request.record)
+    asking.update(ask=asking.get("ask", 0) + 1, key=key, keys=request.keys)
     log("asked", ask=asking["ask"], key=key)
     try:
-        got = session.obtain(request, compile_it, planned=True)
+        got = session.obtain(
+            request, compile_it, planned=True, compile_module=lambda module: compile_it()
+        )
     except Exception as exc:
-        log("failed", ask=asking["ask"], key=key, error=repr(exc))
+        log("failed", ask=asking["ask"], key=asking["key"], error=repr(exc))
         return
-    if got.key != key:
-        log("failed", ask=asking["ask"], key=key, error=f"got {got.key}")
+    if got.key != asking["key"]:
+        log("failed", ask=asking["ask"], key=asking["key"], error=f"got {got.key}")
 
 
 def watch_for_stalls() -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from chaos_log import Log
 from chaos_plan import CLIENTS, DAEMONS, Fault, Plan
+from chaos_starvation import starvation_noted
 from fault_proxy import FaultProxy
 from gcs_proxy import GcsProxy
 from gcs_server import GcsServer
@@ -38,8 +39,17 @@ ENVIRONMENT = ("PATH", "HOME", "LANG")
 class Daemon:
     """One daemon process after the other, on one socket and one disk."""
 
-    def __init__(self, folder: Path, log: Log, name: str, stores: tuple[str, ...], bucket_url: str):
+    def __init__(
+        self,
+        folder: Path,
+        log: Log,
+        name: str,
+        stores: tuple[str, ...],
+        bucket_url: str,
+        leases: str = "auto",
+    ) -> None:
         self.name = name
+        self.leases = leases
         self.folder = folder
         self.address = f"unix://{folder}/s"
         self._log = log
@@ -56,6 +66,7 @@ class Daemon:
         command += [f"--listen={self.address}", f"--ready-file={ready}", "--drain-seconds=2"]
         command += [f"--lease-seconds={LEASE_SECONDS}", f"--heartbeat-seconds={LEASE_SECONDS / 4}"]
         command += [f"--store={url}" for url in self._stores]
+        command += [f"--leases={self.leases}"]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, env=self._environ, stderr=log, stdout=log)
         deadline = time.monotonic() + START_SECONDS
@@ -131,7 +142,8 @@ class Fleet:
             f"gs://{BUCKET}/fleet" + "?cs.timeout=2s" * hasty,
         )
         url = f"http://127.0.0.1:{gcs.port}"
-        daemon = Daemon(self.folder / f"d{number}", self.log, f"daemon:{number}", stores, url)
+        folder, name = self.folder / f"d{number}", f"daemon:{number}"
+        daemon = Daemon(folder, self.log, name, stores, url, self.plan.leases)
         self._undo.callback(daemon.stop)
         return daemon
 
@@ -149,7 +161,9 @@ class Fleet:
     def run(self) -> None:
         """Faults by the plan, clients all the time. When it returns everything is healed and no client runs."""
         self._undo.callback(self._end_clients)
-        self.began = self.log("begun", seed=self.plan.seed, seconds=self.plan.seconds)
+        facts = {"seed": self.plan.seed, "seconds": self.plan.seconds, "leases": self.plan.leases}
+        self.began = self.log("begun", **facts)
+        self._undo.enter_context(starvation_noted(self.log, self.daemons))
         faults = [
             threading.Thread(target=self._suffer, args=(number, fault), daemon=True)
             for number, fault in enumerate(self.plan.faults)
@@ -185,7 +199,7 @@ class Fleet:
                 until = min(until, self.began + self.plan.seconds)
                 daemon = self.daemons[slot % DAEMONS]
                 self.clients[slot] = self.client(
-                    self._name(slot), daemon, by_path=slot < DAEMONS, until=until
+                    self._name(slot), daemon, rank=slot, by_path=slot < DAEMONS, until=until
                 )
 
     def _name(self, slot: int) -> str:
@@ -196,6 +210,7 @@ class Fleet:
         who: str,
         daemon: Daemon,
         *,
+        rank: int = 0,
         by_path: bool = True,
         until: float = 0.0,
         keys: list[int] | None = None,
@@ -203,6 +218,7 @@ class Fleet:
         """A client process; with `keys` one that asks for those once."""
         settings = self.plan.to_json() | {
             "who": who,
+            "rank": rank,
             "log": str(self.logs / f"{who}.jsonl"),
             "daemon": daemon.name,
             "address": daemon.address,

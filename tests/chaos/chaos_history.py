@@ -77,6 +77,7 @@ class History:
 
     events: list[Event]
     began: float = 0.0
+    leases: str = "redis"  # which store keeps them
     over: float = NEVER  # no fault any more, no client either
     daemon_of: dict[str, str] = field(default_factory=dict)  # by client process
     compiles: dict[str, list[Compile]] = field(default_factory=lambda: defaultdict(list))  # by key
@@ -119,6 +120,7 @@ def read(events: list[Event]) -> History:
         place = (who, event.facts.get("ask", 0))
         if event.what == "begun":
             history.began = event.at
+            history.leases = event.facts.get("leases", "redis")
         elif event.what == "over":
             history.over = event.at
         elif event.what == "started":
@@ -171,13 +173,15 @@ def read(events: list[Event]) -> History:
 
 def _faults(history: History) -> Iterator[Fault]:
     begun: dict[int, Event] = {}
-    for event in history.of("fault", "healed", "stalled"):
+    for event in history.of("fault", "healed", "stalled", "starved"):
         if event.what == "fault":
             begun[event.number] = event
         elif event.what == "healed":
             first = begun.pop(event.number)
             client = event.facts.get("client", "")
             yield Fault(event.number, event.target, event.kind, first.at, event.at, client)
+        elif event.what == "starved":
+            yield Fault(-1, event.target, "starved", event.since, event.at)
         else:
             yield Fault(-1, "machine", "stall", event.since, event.at, event.who)
     for number, first in begun.items():

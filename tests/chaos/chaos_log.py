@@ -1,8 +1,8 @@
 """The log of a run: one JSON line for each event, in a file for each process; all clocks are the machine's one.
 
-client   started asked answered compiling compiled sending published unpublished loaded ended failed
-         counting counted down up stalled bye
-harness  begun fault healed daemon-up stats client-gone calm settled lost over
+client   started asked by-digest unrewritten misfit answered compiling compiled sending published unpublished loaded
+         ended failed counting counted down up stalled bye
+harness  begun fault healed starved daemon-up stats client-gone calm settled lost over
 """
 
 from __future__ import annotations

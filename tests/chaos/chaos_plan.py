@@ -67,16 +67,17 @@ class Plan:
     faults: tuple[Fault, ...]
     births: tuple[float, ...]  # when the n-th key may be asked for
     hasty: bool = True  # short deadlines for the stores; else what daemons have by default
+    leases: str = "redis"  # where the fleet keeps them; or "gcs"
 
     def to_json(self) -> dict[str, Any]:
         return {"seed": self.seed, "seconds": self.seconds, "births": list(self.births)}
 
 
-def draw(seed: int, seconds: float) -> Plan:
-    """The plan of that seed."""
+def draw(seed: int, seconds: float, leases: str = "redis") -> Plan:
+    """The plan of that seed. Where leases are kept changes no fault of it."""
     dice = random.Random(f"chaos {seed}")
     faults, births = tuple(_faults(dice, seconds)), tuple(_births(dice, seconds))
-    return Plan(seed, seconds, faults, births, hasty=seed % 2 == 1)
+    return Plan(seed, seconds, faults, births, hasty=seed % 2 == 1, leases=leases)
 
 
 def _faults(dice: random.Random, seconds: float) -> list[Fault]:
