@@ -6,50 +6,28 @@ together as app.py does, in this process, over a real redis-server behind a prox
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from failure_matrix import Cell, NotApplicable, complete, table
+from failure_matrix import Cell, cells_of, complete, table, to_run
+from failure_world import SOON, FailureWorld, check
 from fault_proxy import FaultProxy
 from redis_server import RedisServer, redis_link, redis_tier
 
 pytest.importorskip("redis", reason="needs the extra redis")
 
-from coldstart.artifact import MAGIC, verify
-from coldstart.config import DaemonConfig
-from coldstart.errors import ArtifactCorrupt, TierError
-from coldstart.identity.key import key_of
-from coldstart.lease.board import Busy, End, Granted, MemoryLeaseBoard
-from coldstart.lease.fleet import FleetLeaseBoard
+from coldstart.artifact import MAGIC
+from coldstart.errors import TierError
+from coldstart.lease.board import Granted, LeaseBoard
 from coldstart.lease.redis import RedisLeaseBoard
-from coldstart.outcomes import TROUBLE, Outcome, Reason
-from coldstart.server.answers import Asker, Hit, Leased
-from coldstart.server.holdings import Holdings, OperationCounts, Place
-from coldstart.server.lookups import Lookups
-from coldstart.server.publisher import Publication, reason_of
-from coldstart.server.tally import Tally
-from coldstart.store.chain import ChainTier
-from coldstart.store.memory import MemoryTier
 from coldstart.store.redis_url import RedisStore, open_redis
-from coldstart.store.wrap import Metered
 
-SOON = 20.0
 SILENT_SECONDS = 0.6  # deadline of a small call here
-LEASE_SECONDS = 5.0
+OTHERS_SECONDS = 1.0
 
-
-def redis(
-    fault: str, verb: str, outcome: str, reason: str = "", counter: str = ""
-) -> Cell | NotApplicable:
-    if outcome == "n/a":
-        return NotApplicable("redis", fault, verb, reason)
-    return Cell("redis", fault, verb, outcome, reason, counter)
-
-
+redis = cells_of("redis")
 # A lookup that ends in a lease was answered so because this daemon goes on by itself. "later": published here, and in
 # Redis once it can be. A lease is the fleet's, this daemon's own ("alone"), or somebody else's ("busy").
 CELLS = (
@@ -108,18 +86,18 @@ CELLS = (
     redis("back again", "publish", "stored", "ok", "redis.breaker.closed"),
     redis("back again", "lease", "fleet", "ok", "leases.shared"),
 )
-RUN = [cell for cell in CELLS if isinstance(cell, Cell)]
+RUN = to_run(CELLS)
 
 
-class World:
-    """A daemon's parts over memory and a Redis behind a proxy, and another daemon's tier in the same Redis."""
+class RedisWorld(FailureWorld):
+    """Memory and a Redis behind a proxy; another daemon reaches the same Redis without it."""
 
-    _ids = itertools.count()
+    place, no_room_words = "redis", "no room"
 
     def __init__(self, server: RedisServer, proxy: FaultProxy, made: Any) -> None:
-        self.server, self.proxy, self.made = server, proxy, made
+        super().__init__(made)
+        self.server, self.proxy = server, proxy
         self.admin = server.client()
-        self.counts = tell = OperationCounts()
         self.other = redis_tier(server, place={"prefix": "coldstart"})
         store = RedisStore(
             "127.0.0.1",
@@ -127,280 +105,111 @@ class World:
             connect_seconds=SILENT_SECONDS,
             reply_seconds=SILENT_SECONDS,
         )
-        self.redis = open_redis(store, tell, {})
-        self.memory = MemoryTier()
-        self.chain = ChainTier(
-            [Metered(self.memory, tell), Metered(self.redis, tell)],
-            recorder=tell,
-            write_back_seconds=0.1,
-        )
-        places = [Place("memory", "memory://"), Place("redis", "redis://r")]
-        self.holdings = Holdings(self.chain, None, tell, places)
-        fleet = RedisLeaseBoard(self.redis.link)
-        self.board = FleetLeaseBoard(fleet, MemoryLeaseBoard(), on_change=self._leases)
-        self.tally = Tally()
-        config = DaemonConfig(listen=("unix:///x",), store=("memory://",))
-        self.lookups = Lookups(config, self.holdings, MemoryLeaseBoard(), self.tally)
-        self.record = made.record("matrix")
-        self.key = key_of(self.record)
-        # Long enough for cuts and flips to hit the payload; not so long that anything takes its time.
-        self.artifact = made.artifact(self.record, bytes(range(256)) * 400, codec="raw")
-        self.digest = self.artifact.header.digest
+        self.tier = open_redis(store, self.counts, {})
+        self.link = self.tier.link
+        self.others_link = redis_link(server, prefix="coldstart")
+        self.others = RedisLeaseBoard(self.others_link)
+        self.assemble(self.above(self.tier), fleet=RedisLeaseBoard(self.link))
 
-    def _leases(self, words: str) -> None:
-        self.counts("leases", "alone" if words else "shared", "", 0.0)
+    async def close(self) -> None:
+        await super().close()
+        await self.others_link.close()
+        self.admin.close()
+
+    async def ready(self) -> None:
+        await self.tier.find(f"cs1-{'0' * 64}")  # a connection is open
+
+    async def ready_to_lease(self) -> None:
+        warm = await self.board.acquire("warm", "me", SOON, 0)
+        assert isinstance(warm, Granted)
+        channel = self.link.channel("ends")
+        await self.until(lambda: self.admin.pubsub_numsub(channel)[0][1] > 0)
+
+    async def damage(self, fault: str) -> None:
+        admin = self.admin
+        (chunk,) = admin.keys("*:bytes:*")
+        index = self.link.key(self.key, "index")
+        value = admin.get(chunk)
+        if fault == "evicting":
+            admin.delete(chunk)
+        elif fault == "truncated":
+            admin.set(chunk, value[:500])
+        elif fault == "bit-flipped":
+            admin.setrange(chunk, 5000, bytes([value[5000] ^ 4]))
+        elif fault == "wrong size":
+            admin.append(chunk, b"more")
+        elif fault == "wrong key":
+            place = admin.hget(index, "-").partition(b"\n")[0]
+            another = self.made.artifact(self.made.record("another")).header
+            admin.hset(index, "-", place + b"\n" + another.prefix())
+        else:
+            assert fault == "old format" and MAGIC == b"CSA1"
+            admin.hset(index, "-", admin.hget(index, "-").replace(MAGIC, b"CSA0"))
+
+    def disturb(self, fault: str, verb: str) -> None:
+        proxy, admin = self.proxy, self.admin
+        if fault in ("refused", "back again"):
+            proxy.refuse()
+        elif fault == "slow":
+            proxy.slow(delay_seconds=0.05)
+        elif fault == "black hole":
+            proxy.black_hole()
+        elif fault == "full":
+            admin.config_set("maxmemory-policy", "noeviction")
+            admin.config_set("maxmemory", "1")
+        elif fault == "read-only":
+            admin.execute_command("REPLICAOF", "127.0.0.1", "1")  # of nobody: what it has stays
+        else:
+            assert fault == "lost mid-read"
+            # Not the reply to a subscription, which may still be under way.
+            proxy.cut(after_bytes=2, asked_since=True)
 
     def heal(self) -> None:
         self.proxy.heal()
         self.admin.config_set("maxmemory", "0")
         self.admin.execute_command("REPLICAOF", "NO", "ONE")
 
-    async def close(self) -> None:
-        await self.board.close()
-        await self.chain.close()
-        await self.other.close()
-        self.admin.close()
+    async def recover(self) -> None:
+        with pytest.raises(TierError):
+            await self.tier.find(self.key)
+        assert self.tier.trouble.startswith("down for")
+        self.proxy.heal()
+        await self.until(lambda: self.link.up)
 
-    async def seed(self) -> None:
-        """Another daemon published it."""
-        assert await self.other.put(self.artifact, self.record) == self.artifact.header
+    def holds_nothing(self) -> bool:
+        return not self.admin.keys("*:index") and not self.admin.keys("*:bytes:*")
 
-    def asker(self) -> Asker:
-        return Asker(lookup_id=f"matrix-{next(self._ids)}", holder="me")
+    def other_board(self) -> LeaseBoard:
+        return self.others
 
-    def count(self, counter: str) -> int:
-        tier, op, *outcome = counter.split(".")
-        return self.counts.operations[tier, op, outcome[0] if outcome else ""]
-
-    def chunk(self) -> bytes:
-        (name,) = self.admin.keys("*:bytes:*")
-        return bytes(name)
-
-    async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(SOON):
-            while not true():
-                await asyncio.sleep(0.02)
+    async def damage_lease(self, fault: str, fence: int) -> None:
+        admin, name = self.admin, self.link.key(self.key, "lease")
+        value = admin.get(name)
+        if fault == "wrong size":
+            admin.append(name, b"more")
+        elif fault == "wrong key":
+            elsewhere = await self.others.acquire("elsewhere", "other", OTHERS_SECONDS, 0)
+            assert isinstance(elsewhere, Granted)
+            admin.copy(self.link.key("elsewhere", "lease"), name, replace=True)
+        else:
+            short = value[: len(value) // 4]
+            bad = short if fault == "truncated" else value.replace(b"\n", b"\x0b", 1)
+            admin.set(name, bad, keepttl=True)
 
 
 @pytest.fixture
-async def world(redis_server: RedisServer, made: Any) -> AsyncIterator[World]:
+async def world(redis_server: RedisServer, made: Any) -> AsyncIterator[RedisWorld]:
     async with AsyncExitStack() as stack:
         proxy = stack.enter_context(FaultProxy(("127.0.0.1", redis_server.port)))
-        one = World(redis_server, proxy, made)
+        one = RedisWorld(redis_server, proxy, made)
         stack.push_async_callback(one.close)
         stack.callback(one.heal)  # first of all: closing waits for answers
         yield one
 
 
-# --- the faults ----------------------------------------------------------------------------------------------
-
-
-def at_rest(world: World, fault: str) -> None:
-    """Damage to what is stored, behind the daemon's back."""
-    admin, chunk = world.admin, world.chunk()
-    index = world.redis.link.key(world.key, "index")
-    value = admin.get(chunk)
-    if fault == "evicting":
-        admin.delete(chunk)
-    elif fault == "truncated":
-        admin.set(chunk, value[:500])
-    elif fault == "bit-flipped":
-        admin.setrange(chunk, 5000, bytes([value[5000] ^ 4]))
-    elif fault == "wrong size":
-        admin.append(chunk, b"more")
-    elif fault == "wrong key":
-        place = admin.hget(index, "-").partition(b"\n")[0]
-        another = world.made.artifact(world.made.record("another")).header
-        admin.hset(index, "-", place + b"\n" + another.prefix())
-    else:
-        assert fault == "old format" and MAGIC == b"CSA1"
-        admin.hset(index, "-", admin.hget(index, "-").replace(MAGIC, b"CSA0"))
-
-
-def on_the_way(world: World, fault: str) -> None:
-    proxy, admin = world.proxy, world.admin
-    if fault in ("refused", "back again"):
-        proxy.refuse()
-    elif fault == "slow":
-        proxy.slow(delay_seconds=0.05)
-    elif fault == "black hole":
-        proxy.black_hole()
-    elif fault == "full":
-        admin.config_set("maxmemory-policy", "noeviction")
-        admin.config_set("maxmemory", "1")
-    elif fault == "read-only":
-        admin.execute_command("REPLICAOF", "127.0.0.1", "1")  # of nobody: what it has stays
-    else:
-        assert fault == "lost mid-read"
-        # Not the reply to a subscription, which may still be under way.
-        proxy.cut(after_bytes=2, asked_since=True)
-
-
-AT_REST = ("evicting", "truncated", "bit-flipped", "wrong size", "wrong key", "old format")
-
-
-async def recover(world: World) -> None:
-    """It refused and was found down; now it is there again."""
-    with pytest.raises(TierError):
-        await world.redis.find(world.key)
-    assert world.redis.trouble.startswith("down for")
-    world.proxy.heal()
-    await world.until(lambda: world.redis.link.up)
-
-
-# --- the verbs -----------------------------------------------------------------------------------------------
-
-
-async def lookup(world: World, fault: str) -> tuple[str, str]:
-    await world.seed()
-    await world.redis.find(f"cs1-{'0' * 64}")  # a connection is open already
-    if fault in AT_REST:
-        at_rest(world, fault)
-    else:
-        on_the_way(world, fault)
-    if fault == "back again":
-        await recover(world)
-    answer = await world.lookups.ask_record(world.asker(), world.record)
-    if isinstance(answer, Hit):
-        assert answer.header == world.artifact.header and answer.tier == "redis"
-        return "hit", "waited" if answer.waited else "ok"
-    assert isinstance(answer, Leased), answer  # one of this daemon's clients compiles
-    missed = answer.reason in (Reason.COLD, Reason.EVICTED)
-    outcome = TROUBLE.get(answer.reason, Outcome.MISS if missed else Outcome.ERROR)
-    return outcome.value, answer.reason.value
-
-
-async def fetch(world: World, fault: str) -> tuple[str, str]:
-    await world.seed()
-    assert await world.holdings.find(world.key) == (world.artifact.header,)
-    if fault in AT_REST:
-        at_rest(world, fault)
-    else:
-        on_the_way(world, fault)
-    if fault == "back again":
-        await recover(world)
-    try:
-        got = await world.lookups.fetch("fetch", world.key, world.digest)
-    except ArtifactCorrupt as exc:
-        return "error", exc.reason
-    except TierError as exc:
-        reason = reason_of(exc)
-        return TROUBLE[reason].value, reason.value
-    if got is None:
-        return "miss", "corrupt" if world.holdings.damaged(world.key) else "evicted"
-    assert verify(got) == verify(world.artifact)
-    return "hit", "ok"
-
-
-async def publish(world: World, fault: str) -> tuple[str, str]:
-    leased = None
-    if fault in AT_REST:
-        await world.seed()
-        at_rest(world, fault)
-    else:
-        leased = await world.lookups.ask_record(world.asker(), world.record)
-        on_the_way(world, fault)
-    if fault == "back again":
-        await recover(world)
-    header = world.artifact.header
-    publication = Publication(
-        "other", leased.lease_id if leased else "", header, world.record, planned=False
-    )
-    published = await world.lookups.publish(publication, _chunks(world))
-    assert published.digest == header.digest and published.kept_local is None
-    assert await world.memory.find(world.key) == (header,)  # whatever became of Redis
-    later = world.chain.late_puts > 0
-    if later:
-        assert not world.admin.keys("*:index") and not world.admin.keys("*:bytes:*")
-        world.heal()
-        await world.until(lambda: world.chain.late_puts == 0)
-    got = await world.other.get(world.key, header.digest)
-    assert got is not None and verify(got) and await world.other.record(world.key) == world.record
-    if later:
-        return "later", "ok"
-    return "repaired" if world.count("redis.heal.corrupt") else "stored", "ok"
-
-
-async def _chunks(world: World) -> AsyncIterator[bytes]:
-    for chunk in world.artifact.payload.chunks():
-        yield chunk
-
-
-async def lease(world: World, fault: str) -> tuple[str, str]:
-    key, admin = world.key, world.admin
-    async with AsyncExitStack() as stack:
-        link = redis_link(world.server, prefix="coldstart")
-        stack.push_async_callback(link.close)
-        other = RedisLeaseBoard(link)
-        name = link.key(key, "lease")
-        warm = await world.board.acquire("warm", "me", LEASE_SECONDS, 0)  # connections are open now
-        assert isinstance(warm, Granted)
-        channel = link.channel("ends")
-        await world.until(lambda: world.admin.pubsub_numsub(channel)[0][1] > 0)
-        if fault in AT_REST:
-            held = await other.acquire(key, "other", 1.0, 0)
-            assert isinstance(held, Granted)
-            value = admin.get(name)
-            if fault == "wrong size":
-                admin.append(name, b"more")
-            elif fault == "wrong key":
-                elsewhere = await other.acquire("elsewhere", "other", 1.0, 0)
-                assert isinstance(elsewhere, Granted)
-                admin.copy(link.key("elsewhere", "lease"), name, replace=True)
-            else:
-                bad = (
-                    value[: len(value) // 4]
-                    if fault == "truncated"
-                    else value.replace(b"\n", b"\x0b", 1)
-                )
-                admin.set(name, bad, keepttl=True)
-        else:
-            on_the_way(world, fault)
-        answer = await world.board.acquire(key, "me", LEASE_SECONDS, 0)
-        if isinstance(answer, Busy):
-            assert answer.holder.startswith("other")
-            world.counts("leases", "busy", "", 0.0)
-            # It runs out, as nobody renews it.
-            assert (await world.board.wait(key, SOON)).why is End.EXPIRED
-            return "busy", "ok"
-        again = await world.board.acquire(key, "another of this daemon", LEASE_SECONDS, 0)
-        assert isinstance(again, Busy)  # whatever the fleet's board says, one compile here
-        if fault == "back again":
-            assert world.board.trouble
-            world.proxy.heal()
-            await world.until(lambda: world.redis.link.up)
-            assert await world.board.renew(answer.lease.id) == LEASE_SECONDS
-        if world.board.trouble:
-            why = world.board.trouble
-            word = (
-                "deadline" if "no answer" in why else "quota" if "no room" in why else "tier-down"
-            )
-            world.heal()
-            assert await other.current(key) is None  # the fleet knows nothing of it
-            await world.board.release(answer.lease.id)
-            return "alone", word
-        seen = await other.acquire(key, "other", LEASE_SECONDS, 0)
-        assert isinstance(seen, Busy) and seen.holder == "me"
-        world.counts("leases", "fleet", "", 0.0)
-        await world.board.release(answer.lease.id)
-        assert await other.current(key) is None
-    return "fleet", "ok"
-
-
-DO: dict[str, Callable[[World, str], Awaitable[tuple[str, str]]]] = {
-    "lookup": lookup,
-    "fetch": fetch,
-    "publish": publish,
-    "lease": lease,
-}
-
-
 @pytest.mark.parametrize("cell", RUN, ids=str)
-async def test_cell(world: World, cell: Cell) -> None:
-    ended = await DO[cell.verb](world, cell.fault)
-    seen = {".".join(key).rstrip("."): n for key, n in world.counts.operations.items() if n}
-    assert ended == (cell.outcome, cell.reason), seen
-    assert world.count(cell.counter) >= 1, seen
+async def test_cell(world: RedisWorld, cell: Cell) -> None:
+    await check(world, cell)
 
 
 def test_no_pair_is_missing_and_few_are_not_applicable() -> None:

@@ -5,7 +5,7 @@ A tier's test file holds its cells and runs every one of them; `table` turns cel
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 FAULTS = (
@@ -52,6 +52,24 @@ class NotApplicable:
     fault: str
     verb: str
     why: str
+
+
+def cells_of(place: str) -> Callable[..., Cell | NotApplicable]:
+    """A maker of the cells of one place: fault, verb, outcome, reason, counter; or fault, verb, "n/a", why."""
+
+    def cell(
+        fault: str, verb: str, outcome: str, reason: str, counter: str = ""
+    ) -> Cell | NotApplicable:
+        if outcome == "n/a":
+            return NotApplicable(place, fault, verb, reason)
+        return Cell(place, fault, verb, outcome, reason, counter)
+
+    return cell
+
+
+def to_run(cells: Iterable[Cell | NotApplicable]) -> list[Cell]:
+    """The cells that are tests."""
+    return [cell for cell in cells if isinstance(cell, Cell)]
 
 
 def complete(cells: Iterable[Cell | NotApplicable], place: str) -> bool:
