@@ -7,6 +7,9 @@
     header_hash  = sha256(header)              32 bytes
     payload      = `payload_bytes` bytes       encoded by `codec`; sha256 of *these* bytes is `digest`
 
+A *signature* (trust/statement.py) is about all of that and part of none of it: a `Header` carries the one that it came
+with, and each tier keeps it beside the header. Bytes without one are the same artifact, not vouched for.
+
 The header is the truth for the codec; an unknown codec is refused, never guessed. A payload is encoded once, by
 the publisher, and never re-encoded between tiers. Whoever copies bytes hashes them on the way; whoever loads
 calls `verify` and `decode`, which check header hash, size and digest before anything is decompressed.
@@ -21,7 +24,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -35,6 +38,7 @@ MAX_HEADER_BYTES = 1 << 20
 CODECS = ("zstd", "raw")
 ZSTD_LEVEL = 3  # measured on a TPU executable: 8.3 MB -> 1.0 MB at 650 MB/s
 CHUNK_BYTES = 1 << 20
+MAX_SIGNATURE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Header:
     compiler: str = ""  # compiler build, for people; the target holds what is keyed
     format: int = FORMAT
     _body: bytes = field(default=b"", init=False, repr=False, compare=False)
+    _signature: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
     def variant(self) -> str:
@@ -67,6 +72,20 @@ class Header:
         if not self.cpu_features:
             return ""
         return hashlib.sha256(",".join(self.cpu_features).encode()).hexdigest()[:16]
+
+    @property
+    def signature(self) -> bytes:
+        """What came beside the header, as trust/statement.py encodes it; b"": nothing. Nobody has checked it yet."""
+        return self._signature
+
+    def signed(self, signature: bytes) -> Header:
+        """The same header with that signature beside it. What can't be one by its form is left out."""
+        if len(signature) > MAX_SIGNATURE_BYTES or not signature.isascii():
+            signature = b""
+        header = replace(self)
+        object.__setattr__(header, "_body", self._body)
+        object.__setattr__(header, "_signature", signature)
+        return header
 
     def encode(self) -> bytes:
         """The header's bytes as they are hashed."""

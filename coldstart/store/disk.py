@@ -312,7 +312,7 @@ class DiskTier:
                 raise self._bad(key, digest, "the file's header is not the index's", "corrupt")
             self._touch(entry.object)
             self._recent.opened(key, entry.object)
-            return found
+            return Artifact(entry.header, found.payload)  # the index has the signature
         return None
 
     def _bad(self, key: str, digest: str, message: str, reason: str) -> ArtifactCorrupt:

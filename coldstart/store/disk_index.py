@@ -136,6 +136,7 @@ class DiskIndex:
                     "digest": header.digest,
                     "header": header_body.decode(),
                     "header_hash": hashlib.sha256(header_body).hexdigest(),
+                    **({"signature": header.signature.decode()} if header.signature else {}),
                 }
             ).encode(),
         )
@@ -231,7 +232,8 @@ class DiskIndex:
             body = str(data["header"]).encode()
             if hashlib.sha256(body).hexdigest() != data["header_hash"]:
                 raise Unsound("header hash")
-            header = decode_header(body)
+            signature = str(data.get("signature", "")).encode()
+            header = decode_header(body).signed(signature)
         except (ValueError, TypeError, KeyError, ArtifactError) as exc:
             raise Unsound(str(exc)) from exc
         if header.key != key or (header.variant or NO_VARIANT) != name:

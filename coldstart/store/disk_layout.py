@@ -2,7 +2,7 @@
 
     <root>/v1/
       objects/<2 hex>/<digest>-<header>.csa   whole artifact files; <header> = 16 hex of the header's sha256
-      keys/<2 hex>/<key>/<variant or any>     one small JSON: the header, its hash, the digest
+      keys/<2 hex>/<key>/<variant or any>     one small JSON: the header, its hash, the digest, its signature
       records/<2 hex>/<key>.json              the key record
       tmp/<owner>-<random>                    not published yet; swept when the owner is dead
       tmp/<owner>.owner                       held locked while its process lives

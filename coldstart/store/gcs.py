@@ -1,7 +1,8 @@
 """GcsTier: artifacts in a Google Cloud Storage bucket. Shared, large, durable; where it is, it decides (I2).
 
     <prefix>/coldstart/v1/
-      artifacts/<key>/<variant or any>       one object: the artifact's bytes, then its key record as JSON, or nothing
+      artifacts/<key>/<variant or any>       one object: the artifact's bytes, then its key record as JSON, or nothing;
+                                             its signature in the metadata
       quarantine/<key>/<variant>/<generation>  bad copies, a few; give the bucket a lifecycle rule for them
       leases/<key>                           lease/gcs.py
 
@@ -48,6 +49,7 @@ REMEMBERED_SECONDS = 60.0
 REMEMBERED_KEYS = 4096
 MOST_QUARANTINED = 32
 LOOKS = 16  # objects of a scan that are looked at at once
+SIGNATURE = "coldstart-signature"  # metadata: the signature, where there is one
 TRIES = 6  # of a put that others get in the way of
 DEFAULT_LIMIT_BYTES = 4 << 30
 MOST_GET_SECONDS = 120.0
@@ -375,7 +377,13 @@ def _checked(stored: Stored, key: str, header: Header, offset: int) -> _Place:
         raise ArtifactCorrupt(
             f"gcs: {stored.name} has {stored.size_bytes} bytes; {written} were written, {least} needed"
         )
-    return _Place(stored, header, offset)
+    signature = stored.metadata.get(SIGNATURE, "").encode()
+    return _Place(stored, header.signed(signature), offset)
+
+
+def _metadata(body: _Body, header: Header) -> dict[str, str]:
+    signature = {SIGNATURE: header.signature.decode()} if header.signature else {}
+    return {MARK: str(body.size_bytes), **signature}
 
 
 def _left_alone(words: str) -> TierError:

@@ -31,7 +31,7 @@ class Pointers:
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self._tiers = tuple(tiers)
         self._pointing = {
-            at: found for at, tier in enumerate(tiers) if (found := _pointing(tier)) is not None
+            at: found for at, tier in enumerate(tiers) if (found := pointing_of(tier)) is not None
         }
 
     async def add(self, tier: Tier, header: Header, below: Tier) -> None:
@@ -63,7 +63,8 @@ class Pointers:
                     await pointing.unpoint(key, digest)
 
 
-def _pointing(tier: Tier) -> Pointing | None:
+def pointing_of(tier: Tier) -> Pointing | None:
+    """The tier with such rows inside of `tier`'s wrappers; None: there is none."""
     while not hasattr(tier, "point"):
         inner = getattr(tier, "inner", None)
         if inner is None:

@@ -1,6 +1,6 @@
 """RedisTier: artifacts in a Redis that the fleet shares; small, quick, short-lived.
 
-    <prefix>:1:{<key>}:index             hash: variant -> row = place, newline, the artifact's prefix (its header)
+    <prefix>:1:{<key>}:index             hash: variant -> row = place, newline, header as in an artifact, signature
     <prefix>:1:{<key>}:bytes:<upload>:n  the payload's n-th chunk
     <prefix>:1:{<key>}:record            the key record
 
@@ -226,7 +226,7 @@ class RedisTier:
     async def point(self, header: Header, below: str) -> None:
         """Note that the artifact lies in the tier named `below`. A hint, for `pointed`; never counts as stored."""
         check_key(header.key)
-        row = f"below {below}\n".encode() + header.prefix()
+        row = f"below {below}\n".encode() + header.prefix() + header.signature
         index = self.link.key(header.key, "index")
         if await self.link.call("HSETNX", index, header.variant or NO_VARIANT, row):
             await self.link.call("PEXPIRE", index, self._ttl_ms)
@@ -333,7 +333,7 @@ class RedisTier:
         names = self._names(header.key, upload, -(-header.payload_bytes // CHUNK_BYTES))
         try:
             await self._send(artifact, names)
-            row = f"here {upload} {CHUNK_BYTES}\n".encode() + header.prefix()
+            row = f"here {upload} {CHUNK_BYTES}\n".encode() + header.prefix() + header.signature
             keys = [self.link.key(header.key, "index"), self.link.key(header.key, "record"), *names]
             variant = header.variant or NO_VARIANT
             done = await self.link.script(
