@@ -41,10 +41,15 @@ COMMANDS: dict[str, Entry] = {
     "explain": Entry(
         "coldstart.cli.explain:command", "Say what a key was made of, or why two keys differ."
     ),
+    "gc": Entry(
+        "coldstart.cli.gc:gc", "Give room back: what is unused, over a limit, or left by crashes."
+    ),
     "lookup": Entry(
         "coldstart.cli.lookup:lookup", "Show whether a key has an artifact, and its record."
     ),
+    "purge": Entry("coldstart.cli.purge:purge", "Take artifacts away, by what they are."),
     "stats": Entry("coldstart.cli.stats:stats", "Show what a daemon has counted."),
+    "verify": Entry("coldstart.cli.verify:verify", "Read a whole store and check it."),
     "warm": Entry("coldstart.cli.warm:warm", "Compile a plan's programs ahead and publish them."),
 }
 

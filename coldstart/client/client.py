@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
@@ -164,6 +164,21 @@ class CacheClient:
         """The keys that differ from `key` in the fewest components, of those that the daemon remembers."""
         request = admin_pb2.NearestRequest(key=key, limit=limit)
         return self._call(self._admin.Nearest, request, seconds, admin_pb2.NearestReply)
+
+    def upkeep(self, call: str, request: Any) -> Iterator[admin_pb2.UpkeepReply]:
+        """ListStored, Purge or Verify: what they tell as they go, without an end to wait for.
+
+        Raises UnknownCall where the daemon is one that has no such call yet.
+        """
+        try:
+            yield from getattr(self._admin, call)(request)
+        except grpc.RpcError as exc:
+            self._fail(exc, call)
+
+    def tidy(self, seconds: float = 600.0) -> int:
+        """How many files were removed. Raises UnknownCall, as `upkeep`."""
+        request = admin_pb2.TidyRequest()
+        return int(self._call(self._admin.Tidy, request, seconds, admin_pb2.TidyReply).removed)
 
     def stats(self, seconds: float = 10.0) -> admin_pb2.StatsReply:
         return self._call(

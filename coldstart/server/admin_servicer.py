@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from coldstart import wire
@@ -11,6 +12,8 @@ from coldstart.identity.nearest import nearest
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc
 from coldstart.server.lookups import Lookups
 from coldstart.server.standing import Snapshot, Standing
+from coldstart.server.upkeep import Upkeep
+from coldstart.server.upkeep_wire import replies, selection_from_pb
 from coldstart.store.names import check_key
 
 MAX_DESCRIPTORS_BYTES = 32 << 20  # of one reply
@@ -20,9 +23,17 @@ MAX_NEAREST = 100
 class AdminServicer(admin_pb2_grpc.AdminServicer):
     """Stats for the CLI and the dashboard; programs for `explain`."""
 
-    def __init__(self, standing: Standing, lookups: Lookups) -> None:
+    def __init__(
+        self,
+        standing: Standing,
+        lookups: Lookups,
+        upkeep: Upkeep,
+        tidy: Callable[[], Awaitable[int]],
+    ) -> None:
         self._standing = standing
         self._lookups = lookups
+        self._upkeep = upkeep
+        self._tidy = tidy
 
     async def Stats(self, request: admin_pb2.StatsRequest, context: Any) -> admin_pb2.StatsReply:
         return stats_reply(await self._standing.snapshot())
@@ -61,6 +72,39 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
             keys=[admin_pb2.NearKey(key=k, record=wire.record_to_pb(r)) for k, r in found],
             searched=len(others),
         )
+
+    async def ListStored(
+        self, request: admin_pb2.ListStoredRequest, context: Any
+    ) -> AsyncIterator[admin_pb2.UpkeepReply]:
+        selection = selection_from_pb(request.selection)
+        rows = self._upkeep.stored(selection, request.selection.tiers)
+        async for reply in replies(rows, at_once=False):
+            yield reply
+
+    async def Purge(
+        self, request: admin_pb2.PurgeRequest, context: Any
+    ) -> AsyncIterator[admin_pb2.UpkeepReply]:
+        selection, tiers = selection_from_pb(request.selection), request.selection.tiers
+        if request.negatives and not request.dry_run:
+            yield admin_pb2.UpkeepReply(negatives=self._upkeep.forget_negatives(selection.keys))
+        if selection.empty and not request.everything:
+            if request.negatives:
+                return
+            raise InvalidRequest("nothing is selected; say that everything is meant, or what is")
+        rows = self._upkeep.purge(selection, tiers, dry_run=request.dry_run)
+        async for reply in replies(rows, at_once=False):
+            yield reply
+
+    async def Tidy(self, request: admin_pb2.TidyRequest, context: Any) -> admin_pb2.TidyReply:
+        return admin_pb2.TidyReply(removed=await self._tidy())
+
+    async def Verify(
+        self, request: admin_pb2.VerifyRequest, context: Any
+    ) -> AsyncIterator[admin_pb2.UpkeepReply]:
+        selection = selection_from_pb(request.selection)
+        rows = self._upkeep.verify(selection, request.selection.tiers, put_aside=request.put_aside)
+        async for reply in replies(rows, at_once=True):
+            yield reply
 
 
 def stats_reply(now: Snapshot) -> admin_pb2.StatsReply:

@@ -38,6 +38,7 @@ from coldstart.server.lookups import Lookups
 from coldstart.server.sockets import SocketPlace
 from coldstart.server.standing import CallCounts, Standing, counted
 from coldstart.server.tally import Tally
+from coldstart.server.upkeep import Upkeep
 from coldstart.store.chain import ChainTier
 from coldstart.store.urls import disk_of, open_store, redis_of
 
@@ -106,6 +107,7 @@ class App:
         self.lookups = Lookups(
             config, self.holdings, board, self.tally, canonicalize=self.canonicalizer
         )
+        self.upkeep = Upkeep(chain, self.lookups.forget_negatives)
         self.calls = CallCounts()
         self.standing = Standing(self.lookups, self.holdings, self.tally, self.calls)
         self.standing.leases_kept = kept
@@ -166,7 +168,7 @@ class App:
             CacheServicer(self.lookups, config, self.holdings), server
         )
         admin_pb2_grpc.add_AdminServicer_to_server(
-            AdminServicer(self.standing, self.lookups), server
+            AdminServicer(self.standing, self.lookups, self.upkeep, self.holdings.tidy), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(

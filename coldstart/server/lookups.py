@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from coldstart.artifact import Artifact
@@ -389,3 +389,9 @@ class Lookups:
         """Of an artifact that is stored, else of a lookup that is remembered."""
         check_key(key)
         return await self._holdings.record(key) or self.programs.record(key)
+
+    def forget_negatives(self, keys: Sequence[str]) -> int:
+        """Negative entries of these keys, of all where none is named; how many there were."""
+        if not keys:
+            return self._negatives.forget_all()
+        return sum(self._negatives.forget(key) for key in keys)

@@ -49,8 +49,15 @@ class NegativeEntries:
             return None
         return entry
 
-    def forget(self, key: str) -> None:
-        self._entries.pop(key, None)
+    def forget(self, key: str) -> bool:
+        """True if there was one."""
+        return self._entries.pop(key, None) is not None
+
+    def forget_all(self) -> int:
+        """How many there were."""
+        count = len(self._entries)
+        self._entries.clear()
+        return count
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -19,6 +19,7 @@ import re
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -89,6 +90,9 @@ class DiskTier:
         self._stamp_lock = threading.Lock()
         self._last_stamp = 0
         self._damaged: dict[str, None] = {}  # oldest first
+        self._left: deque[tuple[str, Path]] = (
+            deque()
+        )  # deleted, and promised to a client: digest, object
         self._nonce: tuple[str, bytes] | None = None
         self._closed = False
         try:
@@ -277,6 +281,7 @@ class DiskTier:
             log.warning("disk: could not read the store at %s: %s", self.root, exc)
 
     def _sweep(self) -> Swept:
+        self._drop_left()
         return sweep(self._layout, self._index, self._temps)
 
     def _usage(self) -> Usage:
@@ -400,11 +405,27 @@ class DiskTier:
         with flocked(self._layout.lock(key)):
             for entry in self._index.entries(key)[0]:
                 if entry.header.digest == digest:
-                    aside = self._aside(digest, reason) if reason else None
-                    removed = self._index.remove(key, entry, aside) or removed
+                    with self._pins.unless_held(digest) as free:
+                        left = not free and not reason
+                        aside = self._aside(digest, reason) if reason else None
+                        gone = self._index.remove(key, entry, aside, leave_object=left)
+                    if left:
+                        self._left.append((digest, entry.object))
+                    removed = gone or removed
+        self._drop_left()
         if reason:
             self._room.trim_quarantine(self.limit_bytes // 20)
         return removed
+
+    def _drop_left(self) -> None:
+        """Objects that were deleted while a client was promised the file: where it had its time, they go."""
+        for _ in range(len(self._left)):
+            with suppress(IndexError):  # another thread has it
+                digest, path = self._left.popleft()
+                if self._pins.held(digest):
+                    self._left.append((digest, path))
+                else:
+                    self._index.remove_orphan(path)
 
     def _aside(self, digest: str, reason: str) -> Path:
         word = re.sub(r"[^a-z0-9-]", "", reason.lower())[:40]

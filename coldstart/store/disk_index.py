@@ -164,14 +164,20 @@ class DiskIndex:
         finally:
             unlink(temp)
 
-    def remove(self, key: str, entry: Entry, aside: Path | None = None) -> bool:
-        """Remove an entry and its object, or move the object `aside`. The caller holds the key's lock."""
+    def remove(
+        self, key: str, entry: Entry, aside: Path | None = None, *, leave_object: bool = False
+    ) -> bool:
+        """Remove an entry and its object, or move the object `aside`. The caller holds the key's lock.
+
+        `leave_object`: only nobody finds it any more; it is an orphan from then on.
+        """
         index = self._layout.index(key, entry.header.variant)
         there = unlink(index)
         if aside is not None:
             with suppress(FileNotFoundError):
                 os.rename(entry.object, aside)
-        unlink(entry.object)
+        if not leave_object:
+            unlink(entry.object)
         self._tidy(key)
         return there
 

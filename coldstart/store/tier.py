@@ -65,7 +65,10 @@ class Tier(Protocol):
         ...
 
     async def delete(self, key: str, digest: str) -> bool:
-        """Remove one artifact; True if it was there. The next `put` of its variant then wins."""
+        """Remove one artifact; True if it was there. The next `put` of its variant then wins.
+
+        Nobody finds it from then on; who was promised its file may have it for as long as was promised.
+        """
         ...
 
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:

@@ -159,3 +159,105 @@ class NearKey(_message.Message):
     key: str
     record: _cache_pb2.KeyRecord
     def __init__(self, key: _Optional[str] = ..., record: _Optional[_Union[_cache_pb2.KeyRecord, _Mapping]] = ...) -> None: ...
+
+class Selection(_message.Message):
+    __slots__ = ("keys", "digests", "producers", "programs", "platforms", "compilers", "rules", "made_before_unix", "made_after_unix", "unused_since_unix", "tiers")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRAMS_FIELD_NUMBER: _ClassVar[int]
+    PLATFORMS_FIELD_NUMBER: _ClassVar[int]
+    COMPILERS_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    MADE_BEFORE_UNIX_FIELD_NUMBER: _ClassVar[int]
+    MADE_AFTER_UNIX_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_SINCE_UNIX_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    producers: _containers.RepeatedScalarFieldContainer[str]
+    programs: _containers.RepeatedScalarFieldContainer[str]
+    platforms: _containers.RepeatedScalarFieldContainer[str]
+    compilers: _containers.RepeatedScalarFieldContainer[str]
+    rules: _containers.RepeatedScalarFieldContainer[str]
+    made_before_unix: float
+    made_after_unix: float
+    unused_since_unix: float
+    tiers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, keys: _Optional[_Iterable[str]] = ..., digests: _Optional[_Iterable[str]] = ..., producers: _Optional[_Iterable[str]] = ..., programs: _Optional[_Iterable[str]] = ..., platforms: _Optional[_Iterable[str]] = ..., compilers: _Optional[_Iterable[str]] = ..., rules: _Optional[_Iterable[str]] = ..., made_before_unix: _Optional[float] = ..., made_after_unix: _Optional[float] = ..., unused_since_unix: _Optional[float] = ..., tiers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListStoredRequest(_message.Message):
+    __slots__ = ("selection",)
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    selection: Selection
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ...) -> None: ...
+
+class PurgeRequest(_message.Message):
+    __slots__ = ("selection", "dry_run", "everything", "negatives")
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVES_FIELD_NUMBER: _ClassVar[int]
+    selection: Selection
+    dry_run: bool
+    everything: bool
+    negatives: bool
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., dry_run: bool = ..., everything: bool = ..., negatives: bool = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("selection", "put_aside")
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    PUT_ASIDE_FIELD_NUMBER: _ClassVar[int]
+    selection: Selection
+    put_aside: bool
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., put_aside: bool = ...) -> None: ...
+
+class TidyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TidyReply(_message.Message):
+    __slots__ = ("removed",)
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    removed: int
+    def __init__(self, removed: _Optional[int] = ...) -> None: ...
+
+class UpkeepReply(_message.Message):
+    __slots__ = ("rows", "negatives")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVES_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[UpkeepRow]
+    negatives: int
+    def __init__(self, rows: _Optional[_Iterable[_Union[UpkeepRow, _Mapping]]] = ..., negatives: _Optional[int] = ...) -> None: ...
+
+class UpkeepRow(_message.Message):
+    __slots__ = ("tier", "outcome", "detail", "of", "key", "digest", "program_name", "platform", "producer", "compiler", "bytes", "compile_seconds", "created_unix", "used_unix")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_NAME_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    COMPILER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    USED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    outcome: str
+    detail: str
+    of: int
+    key: str
+    digest: str
+    program_name: str
+    platform: str
+    producer: str
+    compiler: str
+    bytes: int
+    compile_seconds: float
+    created_unix: float
+    used_unix: float
+    def __init__(self, tier: _Optional[str] = ..., outcome: _Optional[str] = ..., detail: _Optional[str] = ..., of: _Optional[int] = ..., key: _Optional[str] = ..., digest: _Optional[str] = ..., program_name: _Optional[str] = ..., platform: _Optional[str] = ..., producer: _Optional[str] = ..., compiler: _Optional[str] = ..., bytes: _Optional[int] = ..., compile_seconds: _Optional[float] = ..., created_unix: _Optional[float] = ..., used_unix: _Optional[float] = ...) -> None: ...

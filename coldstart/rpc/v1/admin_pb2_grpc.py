@@ -29,6 +29,26 @@ class AdminStub(object):
                 request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestRequest.SerializeToString,
                 response_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestReply.FromString,
                 )
+        self.ListStored = channel.unary_stream(
+                '/coldstart.rpc.v1.Admin/ListStored',
+                request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.ListStoredRequest.SerializeToString,
+                response_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.UpkeepReply.FromString,
+                )
+        self.Purge = channel.unary_stream(
+                '/coldstart.rpc.v1.Admin/Purge',
+                request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.PurgeRequest.SerializeToString,
+                response_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.UpkeepReply.FromString,
+                )
+        self.Verify = channel.unary_stream(
+                '/coldstart.rpc.v1.Admin/Verify',
+                request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.UpkeepReply.FromString,
+                )
+        self.Tidy = channel.unary_unary(
+                '/coldstart.rpc.v1.Admin/Tidy',
+                request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.TidyRequest.SerializeToString,
+                response_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.TidyReply.FromString,
+                )
 
 
 class AdminServicer(object):
@@ -52,6 +72,32 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListStored(self, request, context):
+        """A whole store, tier by tier. Each goes through all that is there and tells of it as it goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Purge(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Verify(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tidy(self, request, context):
+        """Remove what crashes and strangers left on the disk, now: the daemon does it by itself every few hours.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -69,6 +115,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Nearest,
                     request_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestRequest.FromString,
                     response_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestReply.SerializeToString,
+            ),
+            'ListStored': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListStored,
+                    request_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.ListStoredRequest.FromString,
+                    response_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.UpkeepReply.SerializeToString,
+            ),
+            'Purge': grpc.unary_stream_rpc_method_handler(
+                    servicer.Purge,
+                    request_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.PurgeRequest.FromString,
+                    response_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.UpkeepReply.SerializeToString,
+            ),
+            'Verify': grpc.unary_stream_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.VerifyRequest.FromString,
+                    response_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.UpkeepReply.SerializeToString,
+            ),
+            'Tidy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tidy,
+                    request_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.TidyRequest.FromString,
+                    response_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.TidyReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -128,5 +194,73 @@ class Admin(object):
         return grpc.experimental.unary_unary(request, target, '/coldstart.rpc.v1.Admin/Nearest',
             coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestRequest.SerializeToString,
             coldstart_dot_rpc_dot_v1_dot_admin__pb2.NearestReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListStored(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/coldstart.rpc.v1.Admin/ListStored',
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.ListStoredRequest.SerializeToString,
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.UpkeepReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Purge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/coldstart.rpc.v1.Admin/Purge',
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.PurgeRequest.SerializeToString,
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.UpkeepReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/coldstart.rpc.v1.Admin/Verify',
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.VerifyRequest.SerializeToString,
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.UpkeepReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Tidy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/coldstart.rpc.v1.Admin/Tidy',
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.TidyRequest.SerializeToString,
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.TidyReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
