@@ -55,6 +55,8 @@ def purge(
     else:
         for line in told.lines() if not (negative and not told.rows and not told.failed) else ():
             click.echo(f"would go: {line}" if dry_run else line)
-        if negative:
+        if negative and dry_run:
+            click.echo("negative entries are not counted in a dry run")
+        elif negative:
             click.echo(f"{told.negatives} negative entries forgotten")
     return 1 if told.failed else 0
