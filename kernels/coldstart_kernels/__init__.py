@@ -6,5 +6,19 @@ Independent of Coldstart: imports JAX and NumPy only, so that the folder can be 
 from __future__ import annotations
 
 from coldstart_kernels.mla import mla_attention
+from coldstart_kernels.moe_routing import (
+    MoeSwitches,
+    moe_combine,
+    moe_dispatch,
+    moe_permute,
+    moe_route,
+)
 
-__all__ = ["mla_attention"]
+__all__ = [
+    "MoeSwitches",
+    "mla_attention",
+    "moe_combine",
+    "moe_dispatch",
+    "moe_permute",
+    "moe_route",
+]

@@ -33,6 +33,16 @@ def sublane_multiple(itemsize: int) -> int:
     return SUBLANES * max(1, 4 // itemsize)
 
 
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple that is not below the value."""
+    return -(-value // multiple) * multiple
+
+
+def padded_bytes(rows: int, columns: int, itemsize: int) -> int:
+    """Bytes of a 2-D block in VMEM, where it is laid out in whole tiles."""
+    return round_up(rows, sublane_multiple(itemsize)) * round_up(columns, LANES) * itemsize
+
+
 def default_implementation() -> str:
     """The implementation that an op picks when none is named."""
     return "pallas" if jax.default_backend() == "tpu" else "reference"
