@@ -75,6 +75,27 @@ def test_a_fragment_that_nobody_reads_costs_one_compile_and_one_that_is_read_two
     assert counted == {Reason.OK, Reason.COLD}
     explained_by_the_daemon(daemon)
     explained_from_files(tmp_path)
+    purged_by_rule(daemon)
+
+
+def purged_by_rule(daemon: Any) -> None:
+    """What the rule had a part in goes, and nothing else: then that program alone is compiled anew."""
+
+    def purge(*options: str) -> dict[str, Any]:
+        at = f"--address={daemon.address}"
+        command = [sys.executable, "-m", "coldstart.cli.main", "purge", at, "--json", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)["tiers"]
+        return {
+            tier: {o: sums["artifacts"] for o, sums in all_of_it.items()}
+            for tier, all_of_it in found.items()
+        }
+
+    assert purge("--rule=locations", "--dry-run") == {"disk": {"kept": 3}}
+    assert purge(f"--rule={RULE}") == {"disk": {"removed": 1}}
+    assert purge(f"--rule={RULE}") == {}
+    assert compiles([made_by(participant(daemon, RANKS[1], "sparse", "dense"))]) == [1, 0]
 
 
 def keys(daemon: Any) -> dict[str, admin_pb2.GetDescriptorReply]:
