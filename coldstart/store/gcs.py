@@ -150,7 +150,7 @@ class GcsTier:
                     name,
                     body.parts,
                     body.size_bytes,
-                    metadata={MARK: str(body.size_bytes)},
+                    metadata=_metadata(body, header),
                     generation=0 if there is None else there.generation,
                 )
             except OSError as exc:

@@ -380,7 +380,8 @@ def _next(chunks: Iterator[bytes]) -> bytes:
 def _parse(key: str, variant: str, raw: bytes) -> _Row:
     """Raises ArtifactError or ValueError."""
     place, _, prefix = raw.partition(b"\n")
-    header, _ = read_header(prefix)
+    header, end = read_header(prefix)
+    header = header.signed(prefix[end:])
     if header.key != key or (header.variant or NO_VARIANT) != variant:
         raise ValueError(f"it is about {header.key[:16]}, variant {header.variant or NO_VARIANT}")
     words = place.decode().split(" ")
