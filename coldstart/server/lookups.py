@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from coldstart.artifact import Artifact
@@ -25,6 +25,7 @@ from coldstart.identity.final import FinalParts
 from coldstart.identity.key import KeyRecord, key_of
 from coldstart.lease.board import End, LeaseBoard
 from coldstart.outcomes import Outcome, Reason
+from coldstart.server.activity import Compiling
 from coldstart.server.answers import (
     Answer,
     Asker,
@@ -83,8 +84,9 @@ class Lookups:
         self.mode = Mode(config.mode)
         self._negatives = NegativeEntries(config.negative_seconds, now)
         self._memory = KeyMemory(tally)
+        holdings.tell_replaced(self._memory.see)
         self._open = OpenLookups(now)
-        self._leases = LeaseBook(board, self._negatives, tally, config.lease_seconds)
+        self._leases = LeaseBook(board, self._negatives, tally, config.lease_seconds, now)
         self._publisher = Publisher(
             config, holdings, self._open, self._leases, self._negatives, self._memory, tally, now
         )
@@ -106,6 +108,15 @@ class Lookups:
     @property
     def open_leases(self) -> int:
         return len(self._leases)
+
+    def compiling(self) -> Iterator[Compiling]:
+        """What clients of this daemon compile under a lease now."""
+        for lookup, seconds in self._leases.held():
+            record = self.programs.record(lookup.key)
+            known = self._memory.get(lookup.key)
+            expected = known.compile_seconds if known else lookup.asker.estimate_seconds
+            name = record.program_name if record else ""
+            yield Compiling(lookup.key, name, lookup.asker.holder, seconds, expected)
 
     def close(self) -> None:
         """Send waiters home: they are answered `wait`, and compile when they find the daemon gone."""
@@ -192,7 +203,8 @@ class Lookups:
         lookup.waited = True
         while True:
             left = deadline - self._now()
-            if left > 0 and not self._closing.is_set():
+            unchanged = lookup.looked_at == self._publisher.count  # since its key was looked for
+            if left > 0 and unchanged and not self._closing.is_set():
                 refused = await self._wait_for_end(lookup, left)
                 if refused is not None:
                     return refused
@@ -223,6 +235,8 @@ class Lookups:
         if reason is Reason.TOO_SMALL and lookup.asker.planned:
             return None
         if self._negatives.get(lookup.key) is None:  # another daemon's
+            if reason is Reason.TOO_SMALL:  # it stays there: each host compiles its own, at once
+                self._leases.note_small(lookup.key, end.failure.message)
             if (
                 reason not in NEGATIVE_REASONS
             ):  # about that host, say its full disk; here it may go well
@@ -322,7 +336,8 @@ class Lookups:
                 ending = replace(ending, compile_seconds=seconds, tier=served.tier)
         if ending.tier not in self._holdings.tier_names:
             ending = replace(ending, tier="")
-        self._tally.end(ending)
+        holder = lookup.asker.holder if lookup is not None else ""
+        self._tally.end(replace(ending, key=key, holder=holder))
 
     async def sweep(self) -> None:
         """Give up lookups that have been silent for too long. Called now and then by the app."""
@@ -343,7 +358,10 @@ class Lookups:
         self._tally.event(
             Reason.LEASE_LOST.value, f"no word from {lookup.asker.holder} about {lookup.key[:16]}"
         )
-        self._tally.end(Ending(Outcome.ERROR, Reason.LEASE_LOST))
+        ending = Ending(
+            Outcome.ERROR, Reason.LEASE_LOST, key=lookup.key, holder=lookup.asker.holder
+        )
+        self._tally.end(ending)
 
     async def _enter(self, asker: Asker) -> OpenLookup:
         lookup = self._open.enter(asker)
@@ -360,8 +378,10 @@ class Lookups:
 
     # --- looking without taking ----------------------------------------------------------------
 
-    async def batch(self, keys: Iterable[str], cpu_features: frozenset[str]) -> list[KeyAnswer]:
-        """The state of each key, in order. Takes no lease."""
+    async def batch(
+        self, keys: Iterable[str], cpu_features: frozenset[str], *, planned: bool = False
+    ) -> list[KeyAnswer]:
+        """The state of each key, in order. Takes no lease. `planned`: a plan names them all."""
         asked = list(keys)
         if len(asked) > MAX_BATCH:
             raise InvalidRequest(f"a batch holds at most {MAX_BATCH} keys, this one {len(asked)}")
@@ -371,13 +391,15 @@ class Lookups:
 
         async def state(key: str) -> KeyAnswer:
             async with turns:
-                return await self._state(key, cpu_features)
+                return await self._state(key, cpu_features, planned)
 
         return list(await asyncio.gather(*map(state, asked)))
 
-    async def _state(self, key: str, cpu_features: frozenset[str]) -> KeyAnswer:
+    async def _state(self, key: str, cpu_features: frozenset[str], planned: bool) -> KeyAnswer:
         header = choose(await self._holdings.find(key), cpu_features)
         if header is not None:
+            if planned:
+                await self._holdings.share(header)
             return KeyAnswer(key, KeyState.PRESENT, header.digest, header.compile_seconds)
         if self._negatives.get(key) is not None:
             return KeyAnswer(key, KeyState.NEGATIVE)

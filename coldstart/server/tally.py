@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coldstart.outcomes import Outcome, Reason
+from coldstart.server.activity import Activity, Missed
 
 MAX_EVENTS = 200
 
@@ -39,6 +40,8 @@ class Ending:
     load_seconds: float = 0.0
     identify_seconds: float = 0.0
     wait_seconds: float = 0.0
+    key: str = ""
+    holder: str = ""
 
 
 class Tally:
@@ -47,6 +50,7 @@ class Tally:
     def __init__(self, unix_now: Callable[[], float] = time.time) -> None:
         self._unix_now = unix_now
         self.lookups: Counter[tuple[Outcome, Reason, str]] = Counter()
+        self.activity = Activity()
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.event_counts: Counter[str] = Counter()
         self.published = 0  # artifacts that became authoritative or were adopted: one compile each
@@ -72,6 +76,17 @@ class Tally:
             self.compile_seconds_saved += ending.compile_seconds
         else:
             self.compile_seconds += ending.compile_seconds
+            self.activity.missed(
+                Missed(
+                    self._unix_now(),
+                    ending.outcome,
+                    ending.reason,
+                    ending.program_name,
+                    ending.key,
+                    ending.holder,
+                    ending.compile_seconds,
+                )
+            )
         self.wait_seconds += ending.wait_seconds
         self.load_seconds += ending.load_seconds
         self.fetch_seconds += ending.fetch_seconds
