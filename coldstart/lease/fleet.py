@@ -4,6 +4,10 @@ Each lease of this daemon's clients is on two boards: the fleet's, and a local o
 fleet board that goes away costs duplicate compiles between daemons, never within one. When it comes back, a lease that
 it has forgotten is taken there again at the next heartbeat; one that somebody else has by then is lost, if it was the
 fleet's before, and goes on locally if it was given during the outage: no living holder is robbed for that.
+
+Waiters of this daemon can read what is published sooner than those of others: `done_here` wakes them, and the fleet's
+lease goes on until `release`. What will never be published to the others is said to them as a failure (`elsewhere`);
+and where that is known of a key, a lease of this daemon `alone` does: hosts needn't take turns.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ class _Held:
     ttl_seconds: float
     estimate_seconds: float
     fleet_id: str  # "": given while the fleet's board could not be asked
+    alone: bool = False  # never the fleet's
+    done: bool = False  # over here; only the fleet's goes on
 
 
 class FleetLeaseBoard:
@@ -64,7 +70,13 @@ class FleetLeaseBoard:
         return len(self._local)
 
     async def acquire(
-        self, key: str, holder: str, ttl_seconds: float, estimate_seconds: float
+        self,
+        key: str,
+        holder: str,
+        ttl_seconds: float,
+        estimate_seconds: float,
+        *,
+        alone: bool = False,
     ) -> Granted | Busy:
         turn = self._turns.setdefault(key, asyncio.Lock())
         async with (
@@ -73,8 +85,8 @@ class FleetLeaseBoard:
             busy = await self._local.current(key)
             if busy is not None:
                 return busy
-            wanted = _Held(key, holder, ttl_seconds, estimate_seconds, "")
-            fleets = await self._ask(wanted)
+            wanted = _Held(key, holder, ttl_seconds, estimate_seconds, "", alone)
+            fleets = None if alone else await self._ask(wanted)
             if isinstance(fleets, Busy):
                 return fleets
             mine = await self._local.acquire(key, holder, ttl_seconds, estimate_seconds)
@@ -96,12 +108,17 @@ class FleetLeaseBoard:
             return None
 
     async def holds(self, lease_id: str) -> bool:
-        return await self._local.holds(lease_id)
+        held = self._held.get(lease_id)
+        return (held is not None and held.done) or await self._local.holds(lease_id)
 
     async def renew(self, lease_id: str) -> float:
-        seconds = await self._local.renew(lease_id)
         held = self._held.get(lease_id)
-        if held is None:  # ended meanwhile
+        if held is not None and held.done:
+            seconds = held.ttl_seconds
+        else:
+            seconds = await self._local.renew(lease_id)
+            held = self._held.get(lease_id)
+        if held is None or held.alone:  # None: ended meanwhile
             return seconds
         try:
             if held.fleet_id:
@@ -116,13 +133,29 @@ class FleetLeaseBoard:
         before, held.fleet_id = held.fleet_id, ""
         taken = await self._ask(held)  # forgotten there, or given here during an outage
         if isinstance(taken, Busy) and before:
-            await self._local.release(lease_id)
+            if not held.done:
+                await self._local.release(lease_id)
             self._held.pop(lease_id, None)
             raise LeaseLost(f"the lease went to {taken.holder} meanwhile")
         return seconds
 
-    async def release(self, lease_id: str) -> None:
-        await self._end(lease_id, self._local.release, self._fleet.release)
+    async def done_here(self, lease_id: str) -> None:
+        """Wakes this daemon's waiters. The others' wait until `release`, and the lease is still to be renewed."""
+        await self._local.release(lease_id)
+        held = self._held.get(lease_id)
+        if held is not None:
+            held.done = True
+
+    async def release(self, lease_id: str, elsewhere: Failure | None = None) -> None:
+        """Done. `elsewhere`: what other daemons' waiters are told, where they won't find what they wait for."""
+
+        async def there(fleet_id: str) -> None:
+            if elsewhere is None:
+                await self._fleet.release(fleet_id)
+            else:
+                await self._fleet.fail(fleet_id, elsewhere)
+
+        await self._end(lease_id, self._local.release, there)
 
     async def fail(self, lease_id: str, failure: Failure) -> None:
         await self._end(
@@ -170,7 +203,8 @@ class FleetLeaseBoard:
     ) -> None:
         held = self._held.pop(lease_id, None)
         try:
-            await here(lease_id)
+            if held is None or not held.done:
+                await here(lease_id)
         finally:  # even where it ran out here: others may still be waiting there
             if held is not None and held.fleet_id:
                 with suppress(LeaseLost):
@@ -184,7 +218,7 @@ class FleetLeaseBoard:
         """Forget leases that ran out and that nobody asked about since."""
         if len(self._held) > 2 * len(self._local) + 64:
             for lease_id in tuple(self._held):
-                if not await self._local.holds(lease_id):
+                if not await self.holds(lease_id):
                     self._held.pop(lease_id, None)
 
     def _alone(self, exc: TierError) -> None:

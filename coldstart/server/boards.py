@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from coldstart.errors import ConfigError
 from coldstart.lease.board import LeaseBoard, MemoryLeaseBoard
 from coldstart.lease.fleet import FleetLeaseBoard
-from coldstart.store.chain import within
 from coldstart.store.gcs_url import GcsStore
 from coldstart.store.recorder import Recorder
 from coldstart.store.redis_url import RedisStore
 from coldstart.store.tier import Tier
 from coldstart.store.urls import parse_store, redis_of
+from coldstart.store.within import within
 
 KINDS: Mapping[str, type] = {"redis": RedisStore, "gcs": GcsStore}
 

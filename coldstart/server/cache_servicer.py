@@ -165,7 +165,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     async def Batch(self, request: pb.BatchRequest, context: Any) -> pb.BatchReply:
         features = frozenset(request.host.cpu_features)
-        answers = await self._lookups.batch(request.keys, features)
+        planned = request.host.planned
+        answers = await self._lookups.batch(request.keys, features, planned=planned)
         return pb.BatchReply(
             answers=[
                 pb.KeyAnswer(

@@ -10,17 +10,19 @@ import asyncio
 import hmac
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.artifact import Artifact, Header
 from coldstart.errors import TierError, TierFull
 from coldstart.identity.key import KeyRecord
-from coldstart.store.chain import ChainTier, innermost, within
+from coldstart.store.chain import ChainTier
 from coldstart.store.disk import DiskTier
 from coldstart.store.disk_space import Usage
+from coldstart.store.sharing import Sharing
 from coldstart.store.tier import Tier
+from coldstart.store.within import innermost, within
 
 log = logging.getLogger("coldstart.server")
 
@@ -87,6 +89,7 @@ class Holdings:
         self._nonce = b""  # that was told
         self._no_nonce = False  # it could not be written, which was said
         tiers = chain.tiers if isinstance(chain, ChainTier) else (chain,)
+        self._sharing = Sharing(tiers)
         own = [tier for tier in tiers if disk is not None and disk in within(tier)]
         self._disk_takes = any(tier.writable for tier in own)
         self._others_take = any(tier.writable for tier in tiers if tier not in own)
@@ -105,15 +108,44 @@ class Holdings:
             return await self._chain.find_at_once(key)
         return await self._chain.find(key)
 
-    async def get(self, key: str, digest: str) -> Found | None:
+    async def get(self, key: str, digest: str, *, planned: bool = False) -> Found | None:
+        """As a tier's. `planned`: a plan names it, so tiers that weren't given it for its size get it now."""
         if isinstance(self._chain, ChainTier):
-            got = await self._chain.get_with_source(key, digest)
+            got = await self._chain.get_with_source(key, digest, planned=planned)
             return None if got is None else Found(*got)
         artifact = await self._chain.get(key, digest)
         return None if artifact is None else Found(artifact, self._chain.name)
 
-    async def put(self, artifact: Artifact, record: KeyRecord) -> Header:
+    async def put(
+        self,
+        artifact: Artifact,
+        record: KeyRecord,
+        *,
+        planned: bool = False,
+        readable: Callable[[Header], Awaitable[None]] | None = None,
+    ) -> Header:
+        """As a chain's: `readable` is told when it can be read here, before all tiers have it."""
+        if isinstance(self._chain, ChainTier):
+            return await self._chain.put(artifact, record, planned=planned, readable=readable)
         return await self._chain.put(artifact, record)
+
+    async def share(self, header: Header) -> None:
+        """A plan names what is stored: tiers that weren't given it for its size get it, in the background."""
+        if isinstance(self._chain, ChainTier):
+            await self._chain.share(header)
+
+    def stays(self, header: Header, *, planned: bool) -> bool:
+        """Whether no tier that hosts share is given it, so that other hosts will never find it."""
+        return self._sharing.stays(header, planned=planned)
+
+    def nowhere(self, header: Header, *, planned: bool) -> bool:
+        """Whether it is too small for every tier that there is."""
+        return self._sharing.nowhere(header, planned=planned)
+
+    def tell_replaced(self, tell: Callable[[Header], None]) -> None:
+        """`tell` hears of each digest that replaced another of its key here, as the lowest tier decided."""
+        if isinstance(self._chain, ChainTier):
+            self._chain.on_replaced.append(tell)
 
     async def record(self, key: str) -> KeyRecord | None:
         return await self._chain.record(key)

@@ -90,7 +90,7 @@ class Resolver:
         key, asker = lookup.key, lookup.asker
         looked_again = False
         while True:
-            publishes = self._publisher.count
+            publishes = lookup.looked_at = self._publisher.count
             trouble = None
             try:
                 header = choose(await self._holdings.find(key), asker.cpu_features, lookup.excluded)
@@ -115,7 +115,10 @@ class Resolver:
                     pass
             busy = await self._leases.acquire(lookup)
             if busy is not None:
-                return self._waiting(key, busy)
+                if looked_again or publishes == self._publisher.count:
+                    return self._waiting(key, busy)
+                looked_again = True  # it may be readable here by now, and only others still wait
+                continue
             header = None if looked_again else await self._came_elsewhere(lookup)
             if publishes == self._publisher.count and header is None:
                 return self._leased(lookup, trouble)
@@ -152,7 +155,8 @@ class Resolver:
         self.unpin(lookup, header.digest)
         lookup.pins[header.digest] = self._holdings.pin(header.digest, self._config.pin_seconds)
         try:
-            found = await self._holdings.get(lookup.key, header.digest)
+            planned = lookup.asker.planned
+            found = await self._holdings.get(lookup.key, header.digest, planned=planned)
         except ArtifactError as exc:  # put aside by now; the next look finds another copy or none
             log.warning("%s", exc)
             self._tally.event("quarantined", str(exc))

@@ -11,8 +11,10 @@
       all           every writable must
 
   Tiers named in `required` must under every policy. What another could not take is put later (write_back.py).
+- Small programs aren't given to tiers that hosts share, unless a plan names them (sharing.py): not by a put, and not by
+  any copy that is made afterwards.
 - The lowest tier decides (I2): where it turns out to have another digest by then, ours is taken back from those above.
-  What a tier above hands out is compared with it once, in the background (agreement.py).
+  What a tier above hands out is compared with it once, in the background (authority.py).
 - A tier that is too small for an artifact leaves it to those below and may keep a row about it (pointers.py).
 - A bad copy is quarantined in the first tier that has it, which is the one that was served; the next tier's copy
   then answers. Where that tier can't be written, its copy is barred in memory instead.
@@ -21,33 +23,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from typing import Literal, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import Literal
 
 from coldstart.artifact import Artifact, FilePayload, Header
-from coldstart.errors import (
-    ArtifactCorrupt,
-    ArtifactError,
-    BreakerOpen,
-    ConfigError,
-    TierError,
-    TierTimeout,
-    TooLarge,
-)
+from coldstart.errors import ArtifactCorrupt, ConfigError, TierError, TooLarge
 from coldstart.identity.key import KeyRecord
-from coldstart.store.agreement import Agreement
+from coldstart.store.asking import FAILURES, Asking, find_within, raise_unknown
+from coldstart.store.authority import Authority
 from coldstart.store.backfill import BackFill
 from coldstart.store.kept import Kept
 from coldstart.store.late_marks import LateMarks
 from coldstart.store.pointers import Pointers
 from coldstart.store.recorder import Recorder, ignore
+from coldstart.store.sharing import Sharing
 from coldstart.store.tier import Tier
-from coldstart.store.wrap import outcome_of
-from coldstart.store.write_back import FIRST_SECONDS, WriteBack
-
-log = logging.getLogger(__name__)
+from coldstart.store.write_back import FIRST_SECONDS
 
 WritePolicy = Literal["first", "all", "best_effort"]
 WRITE_POLICIES: tuple[WritePolicy, ...] = ("first", "all", "best_effort")
@@ -55,13 +47,6 @@ WRITE_POLICIES: tuple[WritePolicy, ...] = ("first", "all", "best_effort")
 # asked whether it has another variant of what was found.
 FIND_SECONDS, BESIDE_SECONDS = 5.0, 1.0
 BARRED = 1024  # bad copies in tiers that can't be written, remembered
-
-T = TypeVar("T")
-_FAILURES = (
-    TierError,
-    TooLarge,
-    ArtifactError,
-)  # what a tier may raise; all else is a mistake of ours
 
 
 class ChainTier:
@@ -90,20 +75,24 @@ class ChainTier:
         self._write_policy = write_policy
         self._required = frozenset(required)
         self._recorder = recorder
+        self._sharing = Sharing(tiers)
+        self._asking = Asking(self.name, recorder)
+        self._ask = self._asking.ask
         self._pointers = Pointers(tiers)
         self._backfill = BackFill(recorder, self._found_bad, self._pointers.add)
-        self._later = WriteBack(
+        self._authority = Authority(
+            tiers,
+            self._sharing,
+            self._asking,
             recorder,
-            self._still_above,
-            self._take_back,
-            settled=self._seen_in,
             marks=marks,
             first_seconds=write_back_seconds,
         )
-        self._agreement = Agreement()
+        self._later = self._authority.later
+        self.on_replaced = self._authority.on_replaced
+        self._putting: set[tuple[str, str]] = set()  # key, digest
         self._resuming: asyncio.Task[None] | None = None
         self._barred: OrderedDict[tuple[int, str, str], None] = OrderedDict()  # tier, key, digest
-        self._failing: set[str] = set()  # names of the tiers that failed when they were asked last
 
     @property
     def name(self) -> str:
@@ -123,7 +112,7 @@ class ChainTier:
 
     async def find_at_once(self, key: str) -> tuple[Header, ...]:
         """As `find`, without the tiers that failed when they were asked last: none found is no certain miss."""
-        return await self._find(key, frozenset(self._failing))
+        return await self._find(key, frozenset(self._asking.failing))
 
     async def _find(self, key: str, left_out: Collection[str]) -> tuple[Header, ...]:
         found: dict[str, Header] = {}
@@ -133,10 +122,10 @@ class ChainTier:
             if tier.name in left_out:
                 continue
             seconds = BESIDE_SECONDS if found else FIND_SECONDS
-            headers = await self._ask(tier, "find", _within(seconds, tier, key), failures)
+            headers = await self._ask(tier, "find", find_within(seconds, tier, key), failures)
             partial = partial or (headers is not None and tier.writable)
             for header in headers or ():
-                self._seen_in(tier, header)
+                self._authority.seen_in(tier, header)
                 if (at, key, header.digest) not in self._barred:
                     found.setdefault(header.variant, header)
             for header, lower in await self._pointers.said(at, key) if "" not in found else ():
@@ -145,42 +134,91 @@ class ChainTier:
             if "" in found:
                 break
         if not found:
-            _raise_unknown("find", failures, partial=partial)
+            raise_unknown("find", failures, partial=partial)
         return tuple(found.values())
 
     async def get(self, key: str, digest: str) -> Artifact | None:
         artifact, _ = await self._get(key, digest)
         return artifact
 
-    async def get_with_source(self, key: str, digest: str) -> tuple[Artifact, str] | None:
-        """As `get`, with the name of the tier that had it (before back-filling)."""
-        artifact, source = await self._get(key, digest)
+    async def get_with_source(
+        self, key: str, digest: str, *, planned: bool = False
+    ) -> tuple[Artifact, str] | None:
+        """As `get`, with the name of the tier that had it (before back-filling). `planned`: a plan names it."""
+        artifact, source = await self._get(key, digest, planned=planned)
         return None if artifact is None else (artifact, source)
 
-    async def put(self, artifact: Artifact, record: KeyRecord | None) -> Header:
+    async def put(
+        self,
+        artifact: Artifact,
+        record: KeyRecord | None,
+        *,
+        planned: bool = False,
+        readable: Callable[[Header], Awaitable[None]] | None = None,
+    ) -> Header:
+        """As a tier's. `planned`: a plan names it, so it goes to every tier whatever its size.
+
+        `readable` is told as soon as the first tier has it and no failure of another can undo the put. What the header
+        is by then is provisional: a tier below may turn out to have another, which is returned, and replaces it here.
+        """
         mine = artifact.header
+        known = await self._known(mine)
+        if known is not None and known.digest != mine.digest:
+            if planned:
+                await self.share(known)
+            return known
+        place = (mine.key, mine.digest)
+        self._putting.add(place)
+        try:
+            return await self._put(artifact, record, self._targets(mine, planned), readable)
+        finally:
+            self._putting.discard(place)
+
+    def _targets(self, mine: Header, planned: bool) -> list[Tier]:
+        """Who is to be given it, in order. Raises TierError: nobody."""
         writable = [tier for tier in self.tiers if tier.writable]
         if not writable:
             raise TierError("chain: put refused, no tier of it can be written")
-        known = await self._known(mine)
-        if known is not None and known.digest != mine.digest:
-            return known
+        targets = []
+        for tier in writable:
+            if self._sharing.wants(tier, mine, planned=planned):
+                targets.append(tier)
+            else:
+                self._recorder(tier.name, "put", "too-small", 0.0)
+        if not targets:
+            refused = TierError(
+                f"chain: put refused, {mine.compile_seconds:g} s of compiling is too small for every tier"
+            )
+            refused.lasting = True
+            raise refused
+        return targets[:1] if self._write_policy == "first" else targets
+
+    def _must(self, tier: Tier) -> bool:
+        return self._write_policy == "all" or tier.name in self._required
+
+    async def _put(
+        self,
+        artifact: Artifact,
+        record: KeyRecord | None,
+        targets: list[Tier],
+        readable: Callable[[Header], Awaitable[None]] | None,
+    ) -> Header:
+        mine = artifact.header
         stored = False
-        too_small: list[Tier] = []
+        too_small: list[Tier] = []  # for its bytes
         first: Exception | None = None
-        targets = writable[:1] if self._write_policy == "first" else writable
-        for tier in targets:
-            must = not stored or self._write_policy == "all" or tier.name in self._required
+        for at, tier in enumerate(targets):
+            must = not stored or self._must(tier)
             try:
                 header = await tier.put(artifact, record)
-            except _FAILURES as exc:
+            except FAILURES as exc:
                 leave = isinstance(exc, TooLarge) and tier is not targets[-1]
                 if must and not (leave and self._write_policy == "best_effort"):
                     if first is not None:
                         raise first from exc
                     raise
                 first = first or exc
-                self._failed(tier, "put", exc)
+                self._asking.failed(tier, "put", exc)
                 if isinstance(exc, TooLarge):
                     too_small.append(tier)
                 if isinstance(exc, TierError) and not exc.lasting:
@@ -188,16 +226,23 @@ class ChainTier:
                 continue
             if header.digest != mine.digest:  # somebody was first
                 if stored:
-                    await self._replace(tier, mine, header)
-                self._seen_in(tier, header)
+                    await self._authority.replace(tier, mine, header)
+                self._authority.seen_in(tier, header)
                 return header
             stored = True
-            self._seen_in(tier, mine)
+            self._authority.seen_in(tier, mine)
             artifact = await self._still_there(tier, artifact)
             for upper in too_small:
                 await self._pointers.add(upper, mine, tier)
             too_small.clear()
+            if readable is not None and not any(map(self._must, targets[at + 1 :])):
+                await readable(mine)
+                readable = None
         return mine
+
+    async def share(self, header: Header) -> None:
+        """A plan names what is stored here: the tiers that aren't given it for its size shall have it after all."""
+        await self._authority.share(header)
 
     async def record(self, key: str) -> KeyRecord | None:
         failures: list[Exception] = []
@@ -205,7 +250,7 @@ class ChainTier:
             found = await self._ask(tier, "record", tier.record(key), failures)
             if found is not None:
                 return found
-        _raise_unknown("record", failures)
+        raise_unknown("record", failures)
         return None
 
     async def delete(self, key: str, digest: str) -> bool:
@@ -216,7 +261,7 @@ class ChainTier:
             if tier.writable:
                 gone = await self._ask(tier, "delete", tier.delete(key, digest), failures)
                 removed = bool(gone) or removed
-        _raise_unknown("delete", failures)
+        raise_unknown("delete", failures)
         return removed
 
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
@@ -233,7 +278,7 @@ class ChainTier:
             if len(self._barred) > BARRED:
                 self._barred.popitem(last=False)
             return True
-        _raise_unknown("quarantine", failures)
+        raise_unknown("quarantine", failures)
         return False
 
     async def scan(self) -> AsyncIterator[Kept]:
@@ -247,10 +292,10 @@ class ChainTier:
                     if place not in told:
                         told.add(place)
                         yield stored
-            except _FAILURES as exc:
-                self._failed(tier, "scan", exc)
+            except FAILURES as exc:
+                self._asking.failed(tier, "scan", exc)
                 failures.append(exc)
-        _raise_unknown("scan", failures)
+        raise_unknown("scan", failures)
 
     def resume(self) -> None:
         """Go on with the puts that the process before this one had still to make. On the event loop, once."""
@@ -274,9 +319,11 @@ class ChainTier:
         failures: list[Exception] = []
         for tier in self.tiers:
             await self._ask(tier, "close", tier.close(), failures)
-        _raise_unknown("close", failures)
+        raise_unknown("close", failures)
 
-    async def _get(self, key: str, digest: str) -> tuple[Artifact | None, str]:
+    async def _get(
+        self, key: str, digest: str, *, planned: bool = False
+    ) -> tuple[Artifact | None, str]:
         failures: list[Exception] = []
         missed: list[Tier] = []
         for at, tier in enumerate(self.tiers):
@@ -290,19 +337,31 @@ class ChainTier:
                 if (certain or put_aside) and tier.writable:
                     missed.append(tier)
                 continue
-            if missed:
-                self._backfill.start(artifact, tier, missed)
-            self._seen_in(tier, artifact.header)
-            if not self._agreement.holds(artifact.header):
-                self._later.compare(self.tiers[-1], artifact.header)
+            named = planned or self._sharing.planned_in(tier, artifact.header)
+            self._fill(artifact, tier, missed, named)
+            self._authority.seen_in(tier, artifact.header)
+            if planned:
+                await self.share(artifact.header)
+            if (key, digest) not in self._putting:  # else the put itself finds out
+                self._authority.check(artifact.header)
             return artifact, tier.name
-        _raise_unknown("get", failures, partial=bool(missed))
+        raise_unknown("get", failures, partial=bool(missed))
         await self._pointers.drop(key, digest)
         return None, ""
 
+    def _fill(self, artifact: Artifact, source: Tier, missed: list[Tier], planned: bool) -> None:
+        given = []
+        for tier in missed:
+            if self._sharing.wants(tier, artifact.header, planned=planned):
+                given.append(tier)
+            else:
+                self._recorder(tier.name, "backfill", "too-small", 0.0)
+        if given:
+            self._backfill.start(artifact, source, given)
+
     async def _found_bad(self, source: Tier, artifact: Artifact, exc: Exception) -> None:
         """Copying showed that the source's bytes are bad. Whoever was handed them finds the same, and rejects them."""
-        self._failed(source, "get", exc)
+        self._asking.failed(source, "get", exc)
         await self._put_aside(source, artifact.header.key, artifact.header.digest, "corrupt")
 
     async def _known(self, mine: Header) -> Header | None:
@@ -323,116 +382,9 @@ class ChainTier:
         stored = await self._ask(tier, "get", tier.get(header.key, header.digest), [])
         return stored or artifact
 
-    async def _still_above(
-        self, below: Tier, header: Header
-    ) -> tuple[Artifact, KeyRecord | None] | None:
-        """The artifact and its record, from a tier above that one."""
-        failures: list[Exception] = []
-        for tier in self.tiers[: self.tiers.index(below)]:
-            got = await self._ask(tier, "get", tier.get(header.key, header.digest), failures)
-            if got is not None:
-                return got, await self._ask(tier, "record", tier.record(header.key), failures)
-        return None
-
-    def _seen_in(self, tier: Tier, header: Header) -> None:
-        if tier is self.tiers[-1]:
-            self._agreement.note(header)
-
-    async def _replace(self, decides: Tier, mine: Header, theirs: Header) -> None:
-        """`_take_back`, now or as soon as it can be done."""
-        try:
-            await self._take_back(decides, mine, theirs)
-        except TierError as exc:
-            self._failed(decides, "get", exc)
-            self._later.compare(decides, mine)
-
-    async def _take_back(self, decides: Tier, mine: Header, theirs: Header) -> None:
-        """One digest for a key: what `decides` has replaces what the tiers above took meanwhile.
-
-        Raises TierError where it can't be had now. Until it is here ours stays: one of the two can always be found.
-        """
-        try:
-            artifact = await decides.get(theirs.key, theirs.digest)
-        except ArtifactError as exc:  # put aside by now
-            self._failed(decides, "get", exc)
-            return
-        if artifact is None:
-            return
-        log.warning(
-            "chain: %s has %s for %s, not %s, which is taken back",
-            decides.name,
-            theirs.digest[:12],
-            mine.key,
-            mine.digest[:12],
-        )
-        record = await self._ask(decides, "record", decides.record(theirs.key), [])
-        for tier in self.tiers[: self.tiers.index(decides)]:
-            if not tier.writable:
-                continue
-            if await self._ask(tier, "delete", tier.delete(mine.key, mine.digest), []):
-                self._recorder(tier.name, "put", "adopted", 0.0)
-            await self._ask(tier, "put", tier.put(artifact, record), [])
-
     async def _put_aside(self, tier: Tier, key: str, digest: str, reason: str) -> bool:
         try:
             return await tier.quarantine(key, digest, reason)
-        except _FAILURES as exc:
-            self._failed(tier, "quarantine", exc)
+        except FAILURES as exc:
+            self._asking.failed(tier, "quarantine", exc)
             return False
-
-    async def _ask(
-        self, tier: Tier, op: str, call: Awaitable[T], failures: list[Exception]
-    ) -> T | None:
-        try:
-            answer = await call
-        except _FAILURES as exc:
-            self._failed(tier, op, exc)
-            failures.append(exc)
-            if isinstance(exc, TierError):
-                self._failing.add(tier.name)
-            return None
-        self._failing.discard(tier.name)
-        return answer
-
-    def _failed(self, tier: Tier, op: str, exc: Exception) -> None:
-        """Told under the chain's name: the tier's own wrapper counts the tier's."""
-        log.warning("chain: %s of %s failed: %s", op, tier.name, exc)
-        self._recorder(self.name, op, outcome_of(exc), 0.0)
-
-
-async def _within(seconds: float, tier: Tier, key: str) -> tuple[Header, ...]:
-    try:
-        async with asyncio.timeout(seconds):
-            return await tier.find(key)
-    except TimeoutError as exc:
-        raise TierTimeout(f"{tier.name}: find: no answer within {seconds:g} s") from exc
-
-
-def _raise_unknown(op: str, failures: list[Exception], *, partial: bool = False) -> None:
-    """Not found, but not everybody answered: not knowing is not a miss."""
-    if not failures:
-        return
-    words = "; ".join(str(failure) for failure in failures)
-    unknown = [failure for failure in failures if not isinstance(failure, ArtifactCorrupt)]
-    if not unknown and isinstance(
-        failures[0], ArtifactCorrupt
-    ):  # certain: there was one, and it was bad
-        raise ArtifactCorrupt(f"chain: {op}: {words}", reason=failures[0].reason) from failures[0]
-    alike = [
-        kind for kind in (TierTimeout, BreakerOpen) if all(isinstance(f, kind) for f in failures)
-    ]
-    error = (alike[0] if alike else TierError)(f"chain: {op}: {words}")
-    error.partial = partial
-    raise error from failures[0]
-
-
-def within(tier: Tier) -> Iterator[Tier]:
-    """`tier` and all tiers inside wrappers and chains, in order; for whoever composes a daemon."""
-    yield tier
-    for inner in getattr(tier, "tiers", ()) or filter(None, [getattr(tier, "inner", None)]):
-        yield from within(inner)
-
-
-def innermost(tier: Tier, wanted: Callable[[Tier], bool]) -> Tier | None:
-    """The first of those that is `wanted`."""
-    return next(filter(wanted, within(tier)), None)

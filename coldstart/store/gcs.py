@@ -75,10 +75,15 @@ class GcsTier:
         *,
         write: bool = True,
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        min_compile_seconds: float = 0.0,
         recorder: Recorder = ignore,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`limit_bytes` is for one artifact. Without `write` not even bad copies are put aside."""
+        """`limit_bytes` is for one artifact. Without `write` not even bad copies are put aside.
+
+        `min_compile_seconds` is for whoever decides what it is given: sharing.py.
+        """
+        self.min_compile_seconds = min_compile_seconds
         self._bucket = bucket
         self._base = "/".join(filter(None, (prefix.strip("/"), LAYOUT)))
         self._write = write

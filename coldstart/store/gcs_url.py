@@ -8,6 +8,7 @@ libraries find them; they are looked for at the first call, so that a daemon sta
 cs.limit       a larger artifact is refused (4GiB)
 cs.timeout     for a small call with its retries, and for silence within a large one (10s)
 cs.required    true: a publish that the bucket can't take is none; false: it is made later (false)
+cs.min_compile_seconds   what compiled faster stays on its host, unless a plan names it; 0 is everything (0.5)
 cs.write       false: only read
 """
 
@@ -20,13 +21,17 @@ from urllib.parse import SplitResult, unquote
 
 from coldstart.store.breaker import Breaker
 from coldstart.store.recorder import Recorder
-from coldstart.store.url_options import Options
+from coldstart.store.url_options import (
+    DEFAULT_MIN_COMPILE_SECONDS,
+    MIN_COMPILE_SECONDS,
+    Options,
+)
 
 if TYPE_CHECKING:  # needs the extra
     from coldstart.bucket import Bucket
 
 SCHEME = "gs"
-OPTIONS = ("cs.limit", "cs.timeout", "cs.required", "cs.write")
+OPTIONS = ("cs.limit", "cs.timeout", "cs.required", MIN_COMPILE_SECONDS, "cs.write")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", re.ASCII)
 _PREFIX = re.compile(r"[A-Za-z0-9._=+-]+(/[A-Za-z0-9._=+-]+)*", re.ASCII)
 
@@ -40,6 +45,7 @@ class GcsStore:
     limit_bytes: int = 4 << 30
     timeout_seconds: float = 10.0
     required: bool = False
+    min_compile_seconds: float = DEFAULT_MIN_COMPILE_SECONDS
     write: bool = True
 
 
@@ -59,6 +65,7 @@ def parse_gcs(url: str, parts: SplitResult) -> GcsStore:
         limit_bytes=options.size("cs.limit", 4 << 30, example="4GiB"),
         timeout_seconds=options.seconds("cs.timeout", 10.0, example="10s"),
         required=options.flag("cs.required", False),
+        min_compile_seconds=options.least_compile_seconds(),
         write=options.flag("cs.write", True),
     )
     if store.required and not store.write:
@@ -89,6 +96,7 @@ def open_gcs(store: GcsStore, recorder: Recorder) -> Breaker:
         store.prefix,
         write=store.write,
         limit_bytes=store.limit_bytes,
+        min_compile_seconds=store.min_compile_seconds,
         recorder=recorder,
     )
     return Breaker(tier, recorder=recorder)

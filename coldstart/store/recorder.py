@@ -33,6 +33,7 @@ OUTCOMES = (
     "timeout",
     "full",
     "too-large",
+    "too-small",  # compiled too quickly to be given to a tier that hosts share (chain)
     "corrupt",
     "dropped",  # not tried: too much of it was under way
     "open",  # not tried: the breaker is open; of a breaker: it opened

@@ -111,10 +111,12 @@ class RedisTier:
         *,
         max_value_bytes: int = DEFAULT_MAX_VALUE_BYTES,
         ttl_seconds: float = DEFAULT_TTL_SECONDS,
+        min_compile_seconds: float = 0.0,
         recorder: Recorder = ignore,
     ) -> None:
-        """Closes `link` when it is closed."""
+        """Closes `link` when it is closed. `min_compile_seconds` is for who decides what it is given: sharing.py."""
         self.link = link
+        self.min_compile_seconds = min_compile_seconds
         self._max_value_bytes = max_value_bytes
         self._ttl_ms = max(1, int(ttl_seconds * 1000))
         self._recorder = recorder

@@ -11,7 +11,11 @@ cs.password_file   read at every connect: a short-lived token may be replaced in
 cs.ca_file         who signed the server's certificate (the system's authorities)
 cs.cert_file, cs.key_file   this daemon's own certificate, where the server asks for one
 cs.connect_timeout, cs.timeout   to connect (1s); to answer a small command (2s)
+cs.min_compile_seconds   what compiled faster stays on its host, unless a plan names it; 0 is everything (0.5)
 cs.write           false: only read
+
+The server is that one, or a cluster that it is a node of. Sentinels aren't asked which server is the master: name a
+service or an address that follows the master.
 """
 
 from __future__ import annotations
@@ -24,7 +28,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote
 
 from coldstart.store.recorder import Recorder
-from coldstart.store.url_options import Options
+from coldstart.store.url_options import (
+    DEFAULT_MIN_COMPILE_SECONDS,
+    MIN_COMPILE_SECONDS,
+    Options,
+)
 
 if TYPE_CHECKING:  # needs the extra
     from coldstart.store.redis import RedisTier
@@ -41,6 +49,7 @@ OPTIONS = (
     "cs.key_file",
     "cs.connect_timeout",
     "cs.timeout",
+    MIN_COMPILE_SECONDS,
     "cs.write",
 )
 
@@ -63,6 +72,7 @@ class RedisStore:
     key_file: Path | None = None
     connect_seconds: float = 1.0
     reply_seconds: float = 2.0
+    min_compile_seconds: float = DEFAULT_MIN_COMPILE_SECONDS
     write: bool = True
 
 
@@ -103,6 +113,7 @@ def parse_redis(url: str, parts: SplitResult) -> RedisStore:
         key_file=key_file,
         connect_seconds=options.seconds("cs.connect_timeout", 1.0, example="1s"),
         reply_seconds=options.seconds("cs.timeout", 2.0, example="2s"),
+        min_compile_seconds=options.least_compile_seconds(),
         write=options.flag("cs.write", True),
     )
 
@@ -136,5 +147,6 @@ def open_redis(store: RedisStore, recorder: Recorder, environ: Mapping[str, str]
         link,
         max_value_bytes=store.max_value_bytes,
         ttl_seconds=store.ttl_seconds,
+        min_compile_seconds=store.min_compile_seconds,
         recorder=recorder,
     )

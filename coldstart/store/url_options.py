@@ -16,6 +16,8 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGT")}
 _UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+MIN_COMPILE_SECONDS = "cs.min_compile_seconds"
+DEFAULT_MIN_COMPILE_SECONDS = 0.5  # of a tier that hosts share
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", re.ASCII)
 
 
@@ -78,6 +80,14 @@ class Options:
         if found <= 0:
             raise self.wrong(f": {name} must be more than 0; write for instance {name}={example}")
         return found
+
+    def least_compile_seconds(self) -> float:
+        """cs.min_compile_seconds: plain seconds, or with a unit; 0 is everything."""
+        given = self._given.get(MIN_COMPILE_SECONDS)
+        if given is None:
+            return DEFAULT_MIN_COMPILE_SECONDS
+        plain = re.fullmatch(r"\d+(\.\d+)?", given, re.ASCII)
+        return float(given) if plain else parse_seconds(given, setting=MIN_COMPILE_SECONDS)
 
     def flag(self, name: str, default: bool) -> bool:
         given = self._given.get(name)

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from coldstart.errors import ConfigError, TierError
 from coldstart.store import disk, memory
-from coldstart.store.chain import ChainTier, WritePolicy, innermost
+from coldstart.store.chain import ChainTier, WritePolicy
 from coldstart.store.disk import DiskTier
 from coldstart.store.disk_layout import LAYOUT
 from coldstart.store.gcs_url import SCHEME as GCS_SCHEME
@@ -32,6 +32,7 @@ from coldstart.store.redis_url import SCHEMES as REDIS_SCHEMES
 from coldstart.store.redis_url import RedisStore, open_redis, parse_redis
 from coldstart.store.tier import Tier
 from coldstart.store.url_options import Options
+from coldstart.store.within import innermost
 from coldstart.store.wrap import Metered, ReadOnly
 
 if TYPE_CHECKING:  # needs the extra

@@ -1,6 +1,6 @@
 """WriteBack: puts that a tier could not take when they were made, made again until it can. Bounded; on one event loop.
 
-Nobody waits for them. No bytes are held: the artifact is read from a tier above when its turn comes, and is forgotten
+Nobody waits for them. No bytes are held: the artifact is read from another tier when its turn comes, and is forgotten
 where none has it any more. What is still to be done when the daemon ends is marked on disk where there is one
 (late_marks.py), and lost and counted where there isn't. Whether a tier has what lies above it is looked at in the same
 queue, without marks.
@@ -39,17 +39,20 @@ class WriteBack:
         source: Source,
         adopt: Callable[[Tier, Header, Header], Awaitable[None]],
         *,
-        settled: Callable[[Tier, Header], None] = lambda tier, header: None,
+        wanted: Callable[[Tier, Header], bool] = lambda tier, header: True,
+        settled: Callable[[Tier, Header, bool], None] = lambda tier, header, there: None,
         marks: LateMarks | None = None,
         first_seconds: float = FIRST_SECONDS,
     ) -> None:
-        """`source` has the artifact, above that tier; `adopt` hears that the tier had another digest by then.
+        """`source` has the artifact, from another tier; `adopt` hears that the tier had another digest by then.
 
-        `settled` hears what a tier has now: what it was to be given, or what was adopted.
+        `wanted` says whether a tier that was only looked at is to be given what it lacks. `settled` hears what a tier
+        has now, what it was to be given or what was adopted, or that it has nothing and is to be given nothing (False).
         """
         self._recorder = recorder
         self._source = source
         self._adopt = adopt
+        self._wanted = wanted
         self._settled = settled
         self._marks = marks or LateMarks(None)
         self._first_seconds = first_seconds
@@ -69,7 +72,10 @@ class WriteBack:
         self._owe(tier, header)
 
     def compare(self, tier: Tier, header: Header) -> None:
-        """Whether `tier` has that very digest; what it lacks is put, and another is adopted. Dropped if much waits."""
+        """Whether `tier` has that very digest; what it lacks is put, if it wants it, and another is adopted.
+
+        Dropped if much waits.
+        """
         waiting = self._waiting.get(tier, ())
         if (header.key, header.variant) not in waiting:
             self._queue(tier, header)
@@ -129,11 +135,13 @@ class WriteBack:
         """Done with it, one way or another. Raises TierError: the tier can't, still."""
         start = time.monotonic()
         owed = (tier.name, header.key, header.variant) in self._owed
-        outcome, stored = "dropped", header
+        outcome, stored, left = "dropped", header, False
         try:
             there = [one for one in await tier.find(header.key) if one.variant == header.variant]
             if there:
                 stored = there[0]
+            elif not owed and tier.writable and not self._wanted(tier, header):
+                left = True
             elif tier.writable:
                 found = await self._source(tier, header)
                 if found is None:
@@ -144,7 +152,7 @@ class WriteBack:
             if stored.digest != header.digest:
                 outcome = "adopted"
                 await self._adopt(tier, header, stored)
-            elif there:
+            elif there or left:
                 outcome = "ok" if owed else ""
         except (ArtifactError, TooLarge, InvalidRequest) as exc:
             log.warning("%s: late put of %s given up: %s", tier.name, header.key[:16], exc)
@@ -154,6 +162,6 @@ class WriteBack:
             log.warning("%s: late put of %s given up: %s", tier.name, header.key[:16], exc)
         except Exception:  # a mistake of ours: nobody waits for this task to hear of it
             log.exception("%s: late put of %s", tier.name, header.key[:16])
-        self._settled(tier, stored)
+        self._settled(tier, stored, not left)
         if outcome:
             self._recorder(tier.name, "write-back", outcome, time.monotonic() - start)
