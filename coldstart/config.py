@@ -19,6 +19,8 @@ from typing import Any
 from urllib.parse import quote
 
 from coldstart import config_values as kinds
+from coldstart.config_trust import ROWS as TRUST_ROWS
+from coldstart.config_trust import TrustConfig
 from coldstart.config_values import parse_address as parse_address
 from coldstart.config_values import parse_host_port as parse_host_port
 from coldstart.errors import ConfigError
@@ -133,11 +135,12 @@ DAEMON_SETTINGS: tuple[Setting, ...] = (
         "info",
         "the least that is logged",
     ),
+    *(Setting(*row) for row in TRUST_ROWS),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class DaemonConfig:
+class DaemonConfig(TrustConfig):
     """What a daemon runs with. Fields are the settings of `DAEMON_SETTINGS`, which document them."""
 
     listen: tuple[str, ...]
@@ -173,6 +176,7 @@ class DaemonConfig:
             raise ConfigError(f"listen names one address twice: {', '.join(fixed)}; name it once")
         if len(set(self.store)) != len(self.store):
             raise ConfigError(f"store names one tier twice: {', '.join(self.store)}; name it once")
+        self.check_trust()
         return self
 
 

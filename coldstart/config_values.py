@@ -63,6 +63,24 @@ def size(value: Any) -> int:
     return number
 
 
+def whole(least: int, most: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        with suppress(ValueError, TypeError):
+            if not isinstance(value, bool | float) and least <= int(value) <= most:
+                return int(value)
+        raise ValueError(f"wants a whole number between {least} and {most}")
+
+    return parse
+
+
+def name(value: Any) -> str:
+    """A word that can be a part of a path, of a key in Redis and of an object's name."""
+    given = text(value)
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", given) is None:
+        raise ValueError("wants 1 to 63 letters, digits, - and _, beginning with a letter or digit")
+    return given
+
+
 def octal(value: Any) -> int:
     given = f"{value:o}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     if re.fullmatch(r"(0o)?[0-7]{3,4}", given) is None:

@@ -13,6 +13,7 @@
         TierFull             RESOURCE_EXHAUSTED    full now; a retry may help
         TierNotReady         UNAVAILABLE           just started: nothing against the tier yet
         BreakerOpen          UNAVAILABLE           failed so often that it isn't asked for a while
+      NotAllowed             PERMISSION_DENIED     this peer, or this daemon, may not do that
       LeaseLost              ABORTED               somebody else may compile this key now
       DaemonError            UNAVAILABLE           client side only: the daemon can't be used
         DaemonAbsent                               nothing listens at the address
@@ -105,6 +106,12 @@ class TierNotReady(TierError):
 
 class BreakerOpen(TierError):
     """Not asked: it failed too often lately. It is tried again in the background."""
+
+
+class NotAllowed(ColdstartError):
+    """Asked by somebody who may not, or of a daemon that may not."""
+
+    status = "PERMISSION_DENIED"
 
 
 class LeaseLost(ColdstartError):

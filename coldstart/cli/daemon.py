@@ -27,6 +27,12 @@ METAVARS = {
     "leases": "auto|local|redis|gcs",
     "max_artifact": "SIZE",
     "log": "text|json",
+    "signing_key": "FILE",
+    "trusted_keys": "FILE",
+    "revoked": "FILE",
+    "audit_file": "FILE",
+    "namespace": "NAME",
+    "generation": "NUMBER",
     "log_level": "LEVEL",
 }
 

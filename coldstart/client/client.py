@@ -27,6 +27,7 @@ from coldstart.errors import (
     DaemonTimeout,
     InvalidRequest,
     LeaseLost,
+    NotAllowed,
     TierError,
     TierFull,
     UnknownCall,
@@ -64,6 +65,7 @@ _ERRORS: dict[grpc.StatusCode, type[ColdstartError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: ArtifactMismatch,
     grpc.StatusCode.RESOURCE_EXHAUSTED: TierFull,
     grpc.StatusCode.ABORTED: LeaseLost,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
     grpc.StatusCode.UNIMPLEMENTED: UnknownCall,
 }
 

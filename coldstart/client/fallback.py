@@ -12,6 +12,7 @@ from coldstart.errors import (
     DaemonError,
     DaemonTimeout,
     InvalidRequest,
+    NotAllowed,
 )
 from coldstart.outcomes import Outcome, Reason
 
@@ -44,6 +45,8 @@ def of_daemon(call: Callable[[], Any]) -> Any:
         raise Fallback(Outcome.ERROR, Reason.TIER_DOWN, exc) from exc
     except InvalidRequest as exc:
         raise Fallback(Outcome.ERROR, Reason.VERSION, exc) from exc
+    except NotAllowed as exc:
+        raise Fallback(Outcome.REFUSED, Reason.ROLE, exc) from exc
     except ArtifactError:
         raise
     except ColdstartError as exc:

@@ -26,6 +26,7 @@ class Asker:
     mode: Mode = Mode.CANONICAL
     planned: bool = False  # an entry of a plan: size doesn't matter
     estimate_seconds: float = 0.0  # how long it thinks that the compile takes
+    only_reads: str = ""  # why it may not publish; "": it may
 
 
 @dataclass(frozen=True, slots=True)

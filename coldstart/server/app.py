@@ -28,6 +28,7 @@ from coldstart.errors import ColdstartError
 from coldstart.outcomes import Reason
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc, cache_pb2, cache_pb2_grpc
 from coldstart.server.admin_servicer import AdminServicer
+from coldstart.server.audit import Audit
 from coldstart.server.boards import open_board
 from coldstart.server.cache_servicer import CacheServicer
 from coldstart.server.canonicalizer import Canonicalizer
@@ -35,6 +36,7 @@ from coldstart.server.holdings import Holdings, OperationCounts, Place
 from coldstart.server.interceptors import Edge
 from coldstart.server.logs import say
 from coldstart.server.lookups import Lookups
+from coldstart.server.notary import open_notary
 from coldstart.server.sockets import SocketPlace
 from coldstart.server.standing import CallCounts, Standing, counted
 from coldstart.server.tally import Tally
@@ -94,18 +96,41 @@ class App:
                 self._undo.callback(place.release)
                 self._places.append(place)
         counts = OperationCounts()
-        chain = await asyncio.to_thread(open_store, config.store, recorder=counts)
+        self.tally = Tally()
+        audit = Audit(self.tally, config.audit_file)
+        self._undo.callback(audit.close)
+        notary = await open_notary(config, audit)
+        chain = await asyncio.to_thread(
+            open_store,
+            config.store,
+            recorder=counts,
+            namespace=config.namespace,
+            generation=config.generation,
+            gate=notary.gate,
+        )
         self._undo.push_async_callback(chain.close)
         if isinstance(chain, ChainTier):
             chain.resume()
         self.holdings = Holdings(chain, disk_of(chain), counts, _places_of(config.store))
-        self.tally = Tally()
-        kept, board = open_board(config.leases, config.store, chain, counts, self._leases_changed)
+        kept, board = open_board(
+            config.leases,
+            config.store,
+            chain,
+            counts,
+            self._leases_changed,
+            namespace=config.namespace,
+            generation=config.generation,
+        )
         self._undo.push_async_callback(board.close)
         self.canonicalizer = Canonicalizer()
         self._undo.push_async_callback(self.canonicalizer.close)
         self.lookups = Lookups(
-            config, self.holdings, board, self.tally, canonicalize=self.canonicalizer
+            config,
+            self.holdings,
+            board,
+            self.tally,
+            canonicalize=self.canonicalizer,
+            notary=notary,
         )
         self.upkeep = Upkeep(chain, self.lookups.forget_negatives)
         self.calls = CallCounts()

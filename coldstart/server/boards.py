@@ -18,7 +18,7 @@ from coldstart.store.gcs_url import GcsStore
 from coldstart.store.recorder import Recorder
 from coldstart.store.redis_url import RedisStore
 from coldstart.store.tier import Tier
-from coldstart.store.urls import parse_store, redis_of
+from coldstart.store.urls import parse_store, placed, redis_of
 from coldstart.store.within import within
 
 KINDS: Mapping[str, type] = {"redis": RedisStore, "gcs": GcsStore}
@@ -30,6 +30,9 @@ def open_board(
     chain: Tier,
     recorder: Recorder,
     on_change: Callable[[str], None],
+    *,
+    namespace: str = "",
+    generation: int = 0,
 ) -> tuple[str, LeaseBoard]:
     """Its kind (`local`, `redis` or `gcs`) and the board, for an event loop that runs.
 
@@ -39,7 +42,7 @@ def open_board(
     Raises:
         ConfigError: `leases` names a kind that no store of `urls` can keep.
     """
-    stores = [parse_store(url) for url in urls]
+    stores = [placed(parse_store(url), namespace, generation) for url in urls]
     for kind, store_type in KINDS.items():
         if leases not in ("auto", kind):
             continue

@@ -220,6 +220,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                     path=answer.path,
                     tier=answer.tier,
                     waited=answer.waited,
+                    signature=answer.header.signature,
                     record=wire.record_to_pb(answer.record) if answer.record else None,
                 )
             )

@@ -97,6 +97,9 @@ class Holdings:
         self._damaged: list[Callable[[str], bool]] = [
             tier.damaged_recently for tier in within(chain) if hasattr(tier, "damaged_recently")
         ]
+        self._distrusted: list[Callable[[str], bool]] = [
+            tier.refused_recently for tier in within(chain) if hasattr(tier, "refused_recently")
+        ]
         self.tier_names = tuple(place.name for place in places)
 
     async def find(self, key: str) -> tuple[Header, ...]:
@@ -197,6 +200,10 @@ class Holdings:
             return self._disk.relative_path(digest, key)
         except TierError:
             return ""
+
+    def distrusted(self, key: str) -> bool:
+        """True where a tier has a copy of `key` that must not be believed."""
+        return any(refused(key) for refused in self._distrusted)
 
     def damaged(self, key: str) -> bool:
         """True where a tier had a bad copy of `key`, took it away, and no other came since."""

@@ -67,6 +67,10 @@ class LeaseBook:
         held = self._by_id.get(lease_id)
         return None if held is None else held.lookup
 
+    async def current(self, key: str) -> Busy | None:
+        """Who compiles it now, for somebody who isn't going to."""
+        return await self._board.current(key)
+
     async def acquire(self, lookup: OpenLookup) -> Busy | None:
         """A lease on the lookup's key, noted in `lookup.lease_id`; or who has it."""
         asker, alone = lookup.asker, {}

@@ -39,11 +39,13 @@ from coldstart.server.answers import (
     Waiting,
     least,
 )
+from coldstart.server.audit import Audit
 from coldstart.server.frames import Job
 from coldstart.server.holdings import Holdings
 from coldstart.server.key_memory import KeyMemory
 from coldstart.server.lease_book import LeaseBook
 from coldstart.server.negatives import NegativeEntries
+from coldstart.server.notary import Notary
 from coldstart.server.open_lookups import OpenLookup, OpenLookups, check_lookup_id
 from coldstart.server.program_memory import ProgramMemory, final_name
 from coldstart.server.publisher import Publication, Published, Publisher
@@ -72,8 +74,10 @@ class Lookups:
         tally: Tally,
         *,
         canonicalize: Canonicalize | None = None,
+        notary: Notary | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        notary = notary or Notary(Audit(tally))
         self._config = config
         self._holdings = holdings
         self._board = board
@@ -88,7 +92,15 @@ class Lookups:
         self._open = OpenLookups(now)
         self._leases = LeaseBook(board, self._negatives, tally, config.lease_seconds, now)
         self._publisher = Publisher(
-            config, holdings, self._open, self._leases, self._negatives, self._memory, tally, now
+            config,
+            holdings,
+            self._open,
+            self._leases,
+            self._negatives,
+            self._memory,
+            tally,
+            now,
+            notary,
         )
         self._resolver = Resolver(
             config,
@@ -98,6 +110,7 @@ class Lookups:
             self._memory,
             self._publisher,
             tally,
+            notary,
         )
         self._closing = asyncio.Event()
 
@@ -187,11 +200,13 @@ class Lookups:
                 "a new compile request takes a new lookup id"
             )
         lookup.key, lookup.by_alias = key, False
-        self.programs.link(lookup.raw_digest, key, record)
-        if asker.namespace:
+        if not asker.only_reads:  # who can't publish can't say either what others' programs come to
+            self.programs.link(lookup.raw_digest, key, record)
+        if asker.namespace != self._config.namespace:
+            serves = f"the namespace {self._config.namespace}" if self._config.namespace else "none"
             return Refused(
                 Reason.ROLE,
-                "this daemon serves the default namespace only; unset COLDSTART_NAMESPACE",
+                f"this daemon serves {serves}, not {asker.namespace or 'none'!r}: set COLDSTART_NAMESPACE so",
                 key,
             )
         return await self._resolver.resolve(lookup)

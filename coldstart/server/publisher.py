@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coldstart.artifact import Header
 from coldstart.config import DaemonConfig
@@ -23,6 +23,7 @@ from coldstart.errors import (
     ColdstartError,
     InvalidRequest,
     LeaseLost,
+    NotAllowed,
     TierError,
     TierFull,
     TierTimeout,
@@ -35,6 +36,7 @@ from coldstart.server.holdings import Holdings
 from coldstart.server.key_memory import KeyMemory
 from coldstart.server.lease_book import LeaseBook
 from coldstart.server.negatives import NegativeEntries
+from coldstart.server.notary import Notary
 from coldstart.server.open_lookups import OpenLookup, OpenLookups
 from coldstart.server.spool import Spool
 from coldstart.server.tally import Tally
@@ -51,6 +53,7 @@ class Publication:
     header: Header
     record: KeyRecord
     planned: bool
+    producer: str = ""  # who sends it, as far as this daemon could make sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Publisher:
         memory: KeyMemory,
         tally: Tally,
         now: Callable[[], float],
+        notary: Notary,
     ) -> None:
         self._config = config
         self._holdings = holdings
@@ -86,6 +90,7 @@ class Publisher:
         self._memory = memory
         self._tally = tally
         self._now = now
+        self._notary = notary
         self.count = (
             0  # artifacts stored or adopted: lets a lookup see that one came while it was asking
         )
@@ -103,6 +108,12 @@ class Publisher:
         if unwanted is not None:
             return await self._not_stored(lookup, header, *unwanted)
         try:
+            header = await self._notary.sign(header, publication.producer)
+        except NotAllowed as exc:
+            self._notary.audit.denied(publication.producer, "publish", str(exc))
+            return await self._not_stored(lookup, header, Reason.ROLE, str(exc))
+        publication = replace(publication, header=header)
+        try:
             stored = await self._store(publication, lookup, self._alive(lookup, chunks))
         except ArtifactCorrupt:
             if lookup is not None:
@@ -115,6 +126,7 @@ class Publisher:
         self._came(stored)
         self._tally.published += 1
         adopted = stored.digest != header.digest
+        self._notary.audit.published(header, publication.producer, adopted=adopted)
         if adopted:
             self._tally.adopted += 1
         if lookup is not None:

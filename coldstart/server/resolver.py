@@ -25,6 +25,7 @@ from coldstart.server.holdings import Holdings
 from coldstart.server.key_memory import KeyMemory
 from coldstart.server.lease_book import LeaseBook
 from coldstart.server.negatives import NegativeEntries
+from coldstart.server.notary import Notary
 from coldstart.server.open_lookups import OpenLookup
 from coldstart.server.publisher import Publisher, reason_of
 from coldstart.server.tally import Tally
@@ -48,8 +49,10 @@ class Resolver:
         memory: KeyMemory,
         publisher: Publisher,
         tally: Tally,
+        notary: Notary,
     ) -> None:
         self._config = config
+        self._notary = notary
         self._mode = Mode(config.mode)
         self._holdings = holdings
         self._leases = leases
@@ -69,7 +72,7 @@ class Resolver:
     async def recall(self, lookup: OpenLookup, key: str, record: KeyRecord) -> Hit | None:
         """The artifact of what this raw program came to before, if it can be handed out at once. Takes no lease."""
         asker = lookup.asker
-        if lookup.key not in ("", key) or asker.namespace:
+        if lookup.key not in ("", key) or asker.namespace != self._config.namespace:
             return None
         if Mode.OBSERVE in (asker.mode, self._mode):
             return None
@@ -107,6 +110,9 @@ class Resolver:
             negative = self._negatives.get(key)
             if negative is not None and not (asker.planned and negative.reason is Reason.TOO_SMALL):
                 return Refused(negative.reason, negative.message, key)
+            why = asker.only_reads or self._notary.only_reads
+            if why:
+                return await self._without_lease(key, why)
             if lookup.lease_id:  # asked again, say after a lost reply: it is the same lease
                 try:
                     await self._leases.renew(lookup.lease_id)
@@ -128,6 +134,11 @@ class Resolver:
             hit = None if header is None else await self._hit(lookup, header)
             if hit is not None:
                 return hit
+
+    async def _without_lease(self, key: str, why: str) -> Answer:
+        """For one that can't publish: a lease would let others wait for nothing. It may wait for somebody else."""
+        busy = await self._leases.current(key)
+        return Refused(Reason.ROLE, why, key) if busy is None else self._waiting(key, busy)
 
     async def _came_elsewhere(self, lookup: OpenLookup) -> Header | None:
         """What another daemon published between our look and our lease, before it gave its lease back.
@@ -168,6 +179,8 @@ class Resolver:
         self._memory.see(header)
         sees_volume = lookup.asker.sees_volume
         path = self._holdings.path_of(lookup.key, header.digest) if sees_volume else ""
+        # The copy's own: what was found first may have been a row about it.
+        header = found.artifact.header
         hit = Hit(lookup.key, header, found.tier, path, waited=lookup.waited)
         lookup.served.pop(header.digest, None)
         lookup.served[header.digest] = hit
@@ -178,6 +191,8 @@ class Resolver:
             return lookup.damage
         if self._holdings.damaged(lookup.key):
             return Reason.CORRUPT
+        if self._holdings.distrusted(lookup.key):
+            return Reason.SIGNATURE
         seen = self._memory.get(lookup.key) is not None and not lookup.rejected
         return Reason.EVICTED if seen else Reason.COLD
 

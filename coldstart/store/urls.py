@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote, urlsplit
@@ -32,6 +32,7 @@ from coldstart.store.redis_url import SCHEMES as REDIS_SCHEMES
 from coldstart.store.redis_url import RedisStore, open_redis, parse_redis
 from coldstart.store.tier import Tier
 from coldstart.store.url_options import Options
+from coldstart.store.verified import Gate, verified
 from coldstart.store.within import innermost
 from coldstart.store.wrap import Metered, ReadOnly
 
@@ -102,20 +103,26 @@ def open_store(
     recorder: Recorder = ignore,
     write_policy: WritePolicy = "best_effort",
     environ: Mapping[str, str] = os.environ,
+    namespace: str = "",
+    generation: int = 0,
+    gate: Gate | None = None,
 ) -> Tier:
     """One tier for all URLs, in their order; every tier metered. Passwords come from `environ` or files.
+
+    Args:
+        gate: says which artifacts may be believed; None: all.
 
     Raises:
         ConfigError: a URL that can't be used, or a folder that can't be made or read.
     """
-    stores = [parse_store(url) for url in urls]
+    stores = [placed(parse_store(url), namespace, generation) for url in urls]
     folders = [store.path for store in stores if isinstance(store, DiskStore)]
     for folder in folders:
         if folders.count(folder) > 1:
             raise ConfigError(f"store disk://{folder} is named twice; name it once")
     if sum(isinstance(store, RedisStore) for store in stores) > 1:
         raise ConfigError("two redis:// stores are named; one daemon uses one Redis")
-    tiers = [_open(store, recorder, environ) for store in stores]
+    tiers = [_open(store, recorder, environ, gate) for store in stores]
     if len(tiers) == 1:
         return tiers[0]
     required = {tier.name for tier, store in zip(tiers, stores, strict=True) if _required(store)}
@@ -142,7 +149,21 @@ def _required(store: Store) -> bool:
     return isinstance(store, GcsStore) and store.required
 
 
-def _open(store: Store, recorder: Recorder, environ: Mapping[str, str]) -> Tier:
+def placed(store: Store, namespace: str, generation: int) -> Store:
+    """Where that namespace and generation lie in a store. The default ones lie where they always did."""
+    if not namespace and not generation:
+        return store
+    parts = ("ns", namespace or "-", str(generation))  # no namespace is called "-"
+    if isinstance(store, DiskStore):
+        return replace(store, path=store.path.joinpath(*parts))
+    if isinstance(store, RedisStore):
+        return replace(store, prefix=":".join((store.prefix, *parts)))
+    if isinstance(store, GcsStore):
+        return replace(store, prefix="/".join(filter(None, (store.prefix.strip("/"), *parts))))
+    return store
+
+
+def _open(store: Store, recorder: Recorder, environ: Mapping[str, str], gate: Gate | None) -> Tier:
     tier: Tier
     if isinstance(store, DiskStore):
         try:
@@ -159,4 +180,5 @@ def _open(store: Store, recorder: Recorder, environ: Mapping[str, str]) -> Tier:
         tier = open_redis(store, recorder, environ)
     else:
         tier = MemoryTier(limit_bytes=store.limit_bytes, recorder=recorder)
-    return Metered(tier if store.write else ReadOnly(tier), recorder)
+    tier = tier if store.write else ReadOnly(tier)
+    return Metered(tier if gate is None else verified(tier, gate), recorder)

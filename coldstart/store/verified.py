@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from coldstart.artifact import Artifact, Header
 from coldstart.errors import ArtifactMismatch, TierError
 from coldstart.identity.key import KeyRecord, key_of
+from coldstart.store.kept import Kept
 from coldstart.store.pointers import Pointing, pointing_of
 from coldstart.store.tier import Tier
 
@@ -83,6 +84,10 @@ class Verified:
 
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
         return await self.inner.quarantine(key, digest, reason)
+
+    def scan(self) -> AsyncIterator[Kept]:
+        """Refused ones too: upkeep is how they go."""
+        return self.inner.scan()
 
     async def close(self) -> None:
         await self.inner.close()

@@ -10,14 +10,13 @@ import stat
 from pathlib import Path
 
 import pytest
-from small_artifacts import make_record
+from small_artifacts import make_artifact
+from trust_keys import NOW, Keys
 
-from coldstart import artifact
 from coldstart.artifact import Header
 from coldstart.errors import ArtifactMismatch, ConfigError
-from coldstart.identity.key import key_of
 from coldstart.trust.keys import generate, read_private, read_revoked, read_trusted
-from coldstart.trust.signer import FileSigner, Seal
+from coldstart.trust.signer import FileSigner
 from coldstart.trust.statement import (
     BUNDLE,
     PLAN_MANIFEST,
@@ -28,53 +27,9 @@ from coldstart.trust.statement import (
 )
 from coldstart.trust.verifier import Verifier
 
-NOW = 1_800_000_000.0
 
-
-def made(word: str = "program", **changes: object) -> Header:
-    record = make_record(word)
-    about = {
-        "key": key_of(record),
-        "module_digest": record.module_digest,
-        "platform": "cpu",
-        "target": "cpu:16",
-        "partitions": 1,
-        "replicas": 1,
-        "callbacks": 0,
-    }
-    return artifact.make(b"executable", **{**about, **changes}).header
-
-
-@dataclasses.dataclass
-class Keys:
-    """A signer, a file of trusted keys, a revocation list, and a clock."""
-
-    folder: Path
-    now: float = NOW
-
-    def __post_init__(self) -> None:
-        self.trusted, self.revoked = self.folder / "trusted", self.folder / "revoked"
-        self.trusted.write_text(self.new("one").read_text())
-        self.revoked.write_text("# nothing yet\n")
-
-    def new(self, name: str) -> Path:
-        return generate(self.folder, name)[1]
-
-    def seal(self, name: str = "one", **place: object) -> Seal:
-        return Seal(FileSigner(self.folder / f"{name}.key"), unix_now=lambda: self.now, **place)
-
-    def signed(self, header: Header, name: str = "one", **place: object) -> Header:
-        return asyncio.run(self.seal(name, **place).sign_header(header, "uid:7@host"))
-
-    def verifier(self, **place: object) -> Verifier:
-        return Verifier(
-            self.trusted, self.revoked, unix_now=lambda: self.now, look_seconds=0.0, **place
-        )
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Keys:
-    return Keys(tmp_path)
+def made(word: str = "program") -> Header:
+    return make_artifact(word).header
 
 
 def test_what_was_signed_is_believed_and_says_by_whom(keys: Keys) -> None:

@@ -282,20 +282,22 @@ class Rewrites(_message.Message):
     def __init__(self, rewrites: _Optional[_Iterable[_Union[Rewrite, _Mapping]]] = ...) -> None: ...
 
 class Hit(_message.Message):
-    __slots__ = ("header", "path", "tier", "waited", "rewrites", "record")
+    __slots__ = ("header", "path", "tier", "waited", "rewrites", "record", "signature")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     WAITED_FIELD_NUMBER: _ClassVar[int]
     REWRITES_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     header: bytes
     path: str
     tier: str
     waited: bool
     rewrites: _containers.RepeatedCompositeFieldContainer[Rewrite]
     record: KeyRecord
-    def __init__(self, header: _Optional[bytes] = ..., path: _Optional[str] = ..., tier: _Optional[str] = ..., waited: bool = ..., rewrites: _Optional[_Iterable[_Union[Rewrite, _Mapping]]] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, header: _Optional[bytes] = ..., path: _Optional[str] = ..., tier: _Optional[str] = ..., waited: bool = ..., rewrites: _Optional[_Iterable[_Union[Rewrite, _Mapping]]] = ..., record: _Optional[_Union[KeyRecord, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "seconds", "reason", "rewrites")

@@ -1,0 +1,103 @@
+"""Audit: who published what, what was refused and why, one line each. In the log, and in a file where one is named.
+
+A refusal is told once for each copy, place and reason, as lookups come again and again; every one of them is counted.
+Lines hold names and digests, no program.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from coldstart.artifact import Header
+from coldstart.errors import ConfigError
+from coldstart.outcomes import Reason
+from coldstart.server.logs import say
+from coldstart.server.tally import Tally
+
+log = logging.getLogger("coldstart.audit")
+
+TOLD = 4096  # refusals that are not told again
+
+
+class Audit:
+    """One daemon's audit. On one event loop."""
+
+    def __init__(
+        self, tally: Tally, file: Path | None = None, unix_now: Callable[[], float] = time.time
+    ) -> None:
+        """Raises ConfigError where the file can't be written."""
+        self._tally = tally
+        self._unix_now = unix_now
+        self._told: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._file: TextIO | None = None
+        if file is not None:
+            try:
+                self._file = file.open("a", buffering=1)  # a line is written when it is complete
+            except OSError as exc:
+                raise ConfigError(
+                    f"audit_file={file}: {exc.strerror}; name a file in a folder that you may write"
+                ) from exc
+
+    def refused(self, tier: str, header: Header, why: str) -> None:
+        """A copy that must not be believed was met in a tier."""
+        what = (tier, header.key, header.digest, header.signature.hex(), why)
+        if what in self._told:
+            self._tally.event_counts[Reason.SIGNATURE.value] += 1
+            return
+        self._told[what] = None
+        if len(self._told) > TOLD:
+            self._told.popitem(last=False)
+        self._tally.event(
+            Reason.SIGNATURE.value, f"{tier}: {header.key[:16]} {header.digest[:12]}: {why}"
+        )
+        self._line(
+            "copy refused",
+            logging.WARNING,
+            tier=tier,
+            key=header.key,
+            digest=header.digest,
+            why=why,
+            reason=Reason.SIGNATURE.value,
+        )
+
+    def published(self, header: Header, producer: str, *, adopted: bool) -> None:
+        """An artifact was taken in, or another was there first."""
+        self._line(
+            "published",
+            logging.INFO,
+            key=header.key,
+            digest=header.digest,
+            producer=producer,
+            adopted=adopted,
+        )
+
+    def denied(self, who: str, what: str, why: str) -> None:
+        """Somebody asked for what it may not."""
+        self._tally.event(Reason.ROLE.value, f"{who}: {what}: {why}")
+        self._line("denied", logging.WARNING, who=who, what=what, why=why, reason=Reason.ROLE.value)
+
+    def trouble(self, words: str) -> None:
+        """A file of keys or a list can't be used now."""
+        self._tally.event("trust-file", words)
+        self._line("trust file", logging.WARNING, error=words)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _line(self, happened: str, level: int, **fields: Any) -> None:
+        say(log, happened, level=level, audit=1, **fields)
+        if self._file is None:
+            return
+        try:
+            said = {"unix_seconds": round(self._unix_now(), 3), "audit": happened, **fields}
+            self._file.write(json.dumps(said) + "\n")
+        except OSError as exc:  # a full disk: the log has the line
+            say(log, "audit file", level=logging.ERROR, error=exc)
