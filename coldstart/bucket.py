@@ -54,6 +54,7 @@ RETRIED = frozenset({403, 408, 429, 500, 502, 503, 504})
 QUOTA_WORDS = ("ratelimit", "rate limit", "quota", "exceeded")
 LATE = 1.05  # how much longer a call may take to say that it took too long
 FAILING_SECONDS = 5.0
+SILENT_SECONDS = 1.0  # a small call that is given up after so long has failed
 FORGET_CLOCK_SECONDS = 300.0  # an estimate; the server's clock may be set back
 _RETRY_WORDS = {TierTimeout: "timeout", TierFull: "full"}
 SLOWEST_BYTES_PER_SECOND = 1 << 20  # an upload that is slower has stopped
@@ -151,7 +152,7 @@ class Bucket:
 
     @property
     def failing(self) -> bool:
-        """The last call failed, and that was only just now."""
+        """The last call failed, or was given up in silence, and that was only just now."""
         return bool(self._failed_at) and time.monotonic() - self._failed_at < FAILING_SECONDS
 
     async def give_way(self, times: int) -> None:
@@ -297,6 +298,7 @@ class Bucket:
         if self._closed:
             raise TierError(f"gcs: {op} of {name}: the bucket is closed")
         deadline = _Deadline(seconds or self.patience.call_seconds, self.patience.idle_seconds)
+        began = time.monotonic()
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(
             self._pool, self._try, call, deadline, tries or self.patience.read_tries, loop
@@ -312,6 +314,11 @@ class Bucket:
         except TierError as exc:
             self._failed_at = time.monotonic()
             raise type(exc)(f"gcs: {op} of {name}: {exc}") from exc.__cause__
+        except asyncio.CancelledError:
+            # A chain waits for less than a deadline; who comes next mustn't wait for the same silence again.
+            if seconds is None and time.monotonic() - began >= SILENT_SECONDS:
+                self._failed_at = time.monotonic()
+            raise
         finally:
             deadline.stop()
         self._failed_at = 0.0
