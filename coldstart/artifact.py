@@ -236,7 +236,12 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: it can't be opened. ArtifactCorrupt: a pipe, folder or device: reading those may never end.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except BlockingIOError:  # a file that another program has a lease on, which it now gives back
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise ArtifactCorrupt(f"{path} is no regular file")

@@ -10,19 +10,19 @@ import asyncio
 import hmac
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.artifact import Artifact, Header
-from coldstart.errors import TierError, TierFull
+from coldstart.errors import TierError, TierFull, TooLarge
 from coldstart.identity.key import KeyRecord
-from coldstart.store.chain import ChainTier
+from coldstart.server.spool import DiskPlace
+from coldstart.store.chain import ChainTier, innermost, within
 from coldstart.store.disk import DiskTier
 from coldstart.store.disk_space import Usage
-from coldstart.store.sharing import Sharing
 from coldstart.store.tier import Tier
-from coldstart.store.within import innermost, within
+from coldstart.store.wrap import outcome_of
 
 log = logging.getLogger("coldstart.server")
 
@@ -89,16 +89,12 @@ class Holdings:
         self._nonce = b""  # that was told
         self._no_nonce = False  # it could not be written, which was said
         tiers = chain.tiers if isinstance(chain, ChainTier) else (chain,)
-        self._sharing = Sharing(tiers)
         own = [tier for tier in tiers if disk is not None and disk in within(tier)]
         self._disk_takes = any(tier.writable for tier in own)
         self._others_take = any(tier.writable for tier in tiers if tier not in own)
         # Whoever remembers what it had to take away.
         self._damaged: list[Callable[[str], bool]] = [
             tier.damaged_recently for tier in within(chain) if hasattr(tier, "damaged_recently")
-        ]
-        self._distrusted: list[Callable[[str], bool]] = [
-            tier.refused_recently for tier in within(chain) if hasattr(tier, "refused_recently")
         ]
         self.tier_names = tuple(place.name for place in places)
 
@@ -111,44 +107,15 @@ class Holdings:
             return await self._chain.find_at_once(key)
         return await self._chain.find(key)
 
-    async def get(self, key: str, digest: str, *, planned: bool = False) -> Found | None:
-        """As a tier's. `planned`: a plan names it, so tiers that weren't given it for its size get it now."""
+    async def get(self, key: str, digest: str) -> Found | None:
         if isinstance(self._chain, ChainTier):
-            got = await self._chain.get_with_source(key, digest, planned=planned)
+            got = await self._chain.get_with_source(key, digest)
             return None if got is None else Found(*got)
         artifact = await self._chain.get(key, digest)
         return None if artifact is None else Found(artifact, self._chain.name)
 
-    async def put(
-        self,
-        artifact: Artifact,
-        record: KeyRecord,
-        *,
-        planned: bool = False,
-        readable: Callable[[Header], Awaitable[None]] | None = None,
-    ) -> Header:
-        """As a chain's: `readable` is told when it can be read here, before all tiers have it."""
-        if isinstance(self._chain, ChainTier):
-            return await self._chain.put(artifact, record, planned=planned, readable=readable)
+    async def put(self, artifact: Artifact, record: KeyRecord) -> Header:
         return await self._chain.put(artifact, record)
-
-    async def share(self, header: Header) -> None:
-        """A plan names what is stored: tiers that weren't given it for its size get it, in the background."""
-        if isinstance(self._chain, ChainTier):
-            await self._chain.share(header)
-
-    def stays(self, header: Header, *, planned: bool) -> bool:
-        """Whether no tier that hosts share is given it, so that other hosts will never find it."""
-        return self._sharing.stays(header, planned=planned)
-
-    def nowhere(self, header: Header, *, planned: bool) -> bool:
-        """Whether it is too small for every tier that there is."""
-        return self._sharing.nowhere(header, planned=planned)
-
-    def tell_replaced(self, tell: Callable[[Header], None]) -> None:
-        """`tell` hears of each digest that replaced another of its key here, as the lowest tier decided."""
-        if isinstance(self._chain, ChainTier):
-            self._chain.on_replaced.append(tell)
 
     async def record(self, key: str) -> KeyRecord | None:
         return await self._chain.record(key)
@@ -201,32 +168,29 @@ class Holdings:
         except TierError:
             return ""
 
-    def distrusted(self, key: str) -> bool:
-        """True where a tier has a copy of `key` that must not be believed."""
-        return any(refused(key) for refused in self._distrusted)
-
     def damaged(self, key: str) -> bool:
         """True where a tier had a bad copy of `key`, took it away, and no other came since."""
         return any(damaged(key) for damaged in self._damaged)
 
-    async def open_spool(self, header: Header) -> Path | None:
+    async def open_spool(self, header: Header) -> DiskPlace | None:
         """An empty file for the whole artifact; the disk takes it over on `put`. None: no disk that could."""
-        if self._disk is None or (self._others_take and not self._disk_takes):
+        disk = self._disk
+        if disk is None or (self._others_take and not self._disk_takes):
             return None
         try:
-            return await self._disk.open_spool(len(header.prefix()) + header.payload_bytes)
-        except TierFull:
+            path = await disk.open_spool(len(header.prefix()) + header.payload_bytes)
+        except (TierError, TooLarge) as exc:
+            if self._others_take and not isinstance(exc, TierFull):
+                log.warning("not spooled on the disk: %s", exc)
+                return None
+            self._refused(exc)
             raise
-        except TierError as exc:
-            if not self._others_take:
-                raise
-            log.warning("not spooled on the disk: %s", exc)
-            return None
+        return DiskPlace(path, disk.grow_spool, disk.write_spool, self._refused)
 
-    async def grow_spool(self, path: Path, to_bytes: int) -> None:
-        """Before more is written to such a file. Raises TierFull."""
+    def _refused(self, exc: TierError | TooLarge) -> None:
+        """A publish ends before it comes to a put: the disk's count says why all the same."""
         if self._disk is not None:
-            await self._disk.grow_spool(path, to_bytes)
+            self.counts(self._disk.name, "put", outcome_of(exc), 0.0)
 
     async def tidy(self) -> int:
         """Remove what crashes and strangers left on the disk; how many files that were."""

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from coldstart.artifact import Artifact, BytesPayload, FilePayload, Header
-from coldstart.errors import ArtifactCorrupt, TooLarge
+from coldstart.errors import ArtifactCorrupt, TierError, TooLarge
 from coldstart.store.disk_layout import translated
 
 SPOOL_BYTES = 4 << 20  # written at once: a hop to a thread per chunk would cost more than the write
@@ -22,20 +23,28 @@ MAX_MEMORY_BYTES = 1 << 30  # without a disk the bytes are held in memory; more 
 _HEX = frozenset("0123456789abcdef")
 
 
-Grow = Callable[[Path, int], Awaitable[None]]
+@dataclass(frozen=True, slots=True)
+class DiskPlace:
+    """An empty file of a disk's, and what the disk does for who writes to it."""
+
+    path: Path
+    # Asked for the room before more is written: what is announced and never sent takes none.
+    grow: Callable[[Path, int], Awaitable[None]]
+    run: Callable[[Callable[[], None]], Awaitable[None]]  # blocking work; TierTimeout in the end
+    refused: Callable[[TierError], None]  # told why the disk didn't take it
 
 
 class Spool:
     """Where the bytes of one publish go until they are known to be good. A context manager: leaves nothing behind.
 
-    `path` is an empty file of the disk's; it comes to hold a whole artifact, prefix first, so that the disk can keep
-    it as it is. Before it is written to, `grow` is asked for the room: what is announced and never sent takes none.
+    On a disk a file comes to hold a whole artifact, prefix first, so that the disk can keep it as it is. Without one
+    (`place` is None) the bytes are held in memory.
     """
 
-    def __init__(self, header: Header, path: Path | None, grow: Grow) -> None:
+    def __init__(self, header: Header, place: DiskPlace | None) -> None:
         self._header = header
-        self._path = path
-        self._grow = grow
+        self._place = place
+        self._path = None if place is None else place.path
         self._room_bytes = 0
         self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
@@ -46,11 +55,9 @@ class Spool:
 
     async def __aenter__(self) -> Spool:
         header = self._header
-        if self._path is not None:
+        if self._place is not None:
             try:
-                with translated("spooling", self._path):
-                    self._file = await asyncio.to_thread(self._path.open, "r+b")
-                    self._file.write(header.prefix())  # into the buffer
+                await self._on_disk(self._open)
             except BaseException:
                 self._close()
                 raise
@@ -89,14 +96,13 @@ class Spool:
             )
         if self._file is None or self._path is None:
             return Artifact(self._header, BytesPayload(b"".join(self._kept)))
-        with translated("spooling", self._path):
-            await asyncio.to_thread(self._file.close)
+        await self._on_disk(self._file.close)
         offset = len(self._header.prefix())
         return Artifact(self._header, FilePayload(self._path, offset, self._size))
 
     async def _flush(self) -> None:
         pending, self._pending, self._pending_bytes = self._pending, [], 0
-        if self._path is None:
+        if self._place is None:
             await asyncio.to_thread(self._write, pending)
             return
         prefix_bytes = len(self._header.prefix())
@@ -104,9 +110,27 @@ class Spool:
         if needed > self._room_bytes:
             total = prefix_bytes + self._header.payload_bytes
             self._room_bytes = min(total, 2 * needed, needed + AHEAD_BYTES)
-            await self._grow(self._path, self._room_bytes)
-        with translated("spooling", self._path):
-            await asyncio.to_thread(self._write, pending)
+            try:
+                await self._place.grow(self._place.path, self._room_bytes)
+            except TierError as exc:
+                self._place.refused(exc)
+                raise
+        await self._on_disk(lambda: self._write(pending))
+
+    async def _on_disk(self, work: Callable[[], None]) -> None:
+        place = self._place
+        assert place is not None
+        try:
+            with translated("spooling", place.path):
+                await place.run(work)
+        except TierError as exc:
+            place.refused(exc)
+            raise
+
+    def _open(self) -> None:
+        assert self._path is not None
+        self._file = self._path.open("r+b")
+        self._file.write(self._header.prefix())  # into the buffer
 
     def _write(self, pending: list[bytes]) -> None:
         for chunk in pending:

@@ -16,12 +16,10 @@ import asyncio
 import logging
 import os
 import re
-import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -30,20 +28,21 @@ from coldstart.artifact import Artifact, FilePayload, Header, open_file
 from coldstart.errors import (
     ArtifactCorrupt,
     ArtifactError,
-    InvalidRequest,
     TierError,
     TierFull,
 )
-from coldstart.identity.key import SCHEME, KeyRecord
-from coldstart.store.disk_index import DiskIndex, Entry
+from coldstart.identity.key import KeyRecord
+from coldstart.store.disk_index import DiskIndex, Entry, Unsound
 from coldstart.store.disk_layout import Layout, flocked, translated, unlink
+from coldstart.store.disk_nonce import Nonce
 from coldstart.store.disk_recent import Recent
 from coldstart.store.disk_room import Room
 from coldstart.store.disk_scan import in_shard, shards
 from coldstart.store.disk_space import Usage
 from coldstart.store.disk_sweep import Swept, sweep
+from coldstart.store.disk_threads import Threads
 from coldstart.store.disk_tmp import TempFolder
-from coldstart.store.disk_write import check_in_place, copy_in, is_whole
+from coldstart.store.disk_write import check_in_place, copy_in, is_sound, is_whole
 from coldstart.store.kept import Kept
 from coldstart.store.names import check_digest, check_key, check_new
 from coldstart.store.pins import Pins
@@ -54,8 +53,9 @@ log = logging.getLogger(__name__)
 DEFAULT_LIMIT_BYTES = 20 << 30
 READ_THREADS = 4  # disks gain little from more, and each may hold a chunk of memory
 WRITE_THREADS = 4  # their own, so that no reader waits behind a 600 MB publish or an eviction
+# How long callers wait for a disk. A write stands in line behind others and behind locks; a large one takes longer.
+READ_SECONDS, WRITE_SECONDS, SLOW_BYTES_PER_SECOND = 5.0, 30.0, 8 << 20
 DAMAGED_KEYS = 4096  # remembered so that a later miss can say why
-NONCE_BYTES = 32
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class DiskTier:
         self._left: deque[tuple[str, Path]] = (
             deque()
         )  # deleted, and promised to a client: digest, object
-        self._nonce: tuple[str, bytes] | None = None
+        self._nonce = Nonce(root, self._layout.nonces)
         self._closed = False
         try:
             with translated("opening a store", root):
@@ -101,8 +101,10 @@ class DiskTier:
         except TierError:
             if not os.access(self._layout.keys, os.R_OK | os.X_OK):
                 raise  # else a store that can only be read: put says so when it is asked
-        self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="coldstart-disk-read")
-        self._writers = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="coldstart-disk-write")
+        self._device = self._layout.device()
+        self._readers = Threads("coldstart-disk-read", READ_THREADS)
+        self._writers = Threads("coldstart-disk-write", WRITE_THREADS)
+        self._spoolers = Threads("coldstart-disk-spool", WRITE_THREADS)
         self._writers.submit(self._warm)
 
     @property
@@ -124,10 +126,12 @@ class DiskTier:
 
     async def put(self, artifact: Artifact, record: KeyRecord | None) -> Header:
         check_new(artifact.header, artifact.payload.size_bytes)
-        return await self._write(self._put, artifact, record)
+        slow_seconds = artifact.payload.size_bytes / SLOW_BYTES_PER_SECOND
+        work = self._work(self._put, artifact, record)
+        return await self._writers.run(work, WRITE_SECONDS + slow_seconds)
 
     async def record(self, key: str) -> KeyRecord | None:
-        return await self._read(self._record, check_key(key))
+        return await self._read(self._index.record, check_key(key))
 
     async def delete(self, key: str, digest: str) -> bool:
         return await self._write(self._remove, check_key(key), check_digest(digest), "")
@@ -143,15 +147,16 @@ class DiskTier:
                 yield stored
 
     async def close(self) -> None:
-        """Waits for what was begun. Spooled files that were not put are then anybody's to sweep."""
+        """Waits for what was begun, where the disk answers. Spooled files that were not put are then anybody's."""
         if self._closed:
             return
         self._closed = True
-        await asyncio.to_thread(self._readers.shutdown)
-        await asyncio.to_thread(self._writers.shutdown)
+        pools = (self._readers, self._writers, self._spoolers)
+        if not all(await asyncio.gather(*(pool.close() for pool in pools))):
+            log.warning("disk: %s does not answer; left without waiting for it", self.root)
+            return  # its files are held by threads that still may go on
         self._temps.close()
-        if self._nonce is not None:
-            unlink(self.root / self._nonce[0])
+        self._nonce.forget()
 
     # Handing over by path
 
@@ -182,15 +187,7 @@ class DiskTier:
 
     def nonce(self) -> tuple[str, bytes]:
         """A file (relative to `root`) and its content: who can tell the content sees this volume."""
-        if self._nonce is None:
-            content = secrets.token_bytes(NONCE_BYTES)
-            path = self._layout.nonces / secrets.token_hex(16)
-            with translated("writing a nonce", path), ExitStack() as undo:
-                undo.callback(unlink, path)  # a file without its bytes is of use to nobody
-                path.write_bytes(content)
-                undo.pop_all()
-            self._nonce = (str(path.relative_to(self.root)), content)
-        return self._nonce
+        return self._nonce.tell()
 
     # Publishing without a second copy
 
@@ -211,12 +208,9 @@ class DiskTier:
         Raises:
             TooLarge: it never fits. TierFull: nothing fits now.
         """
-        opening = asyncio.ensure_future(self._write(self._room.open_spool, total_bytes))
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_drop_unwanted)  # nobody will ever learn this path
-            raise
+        work = self._work(self._room.open_spool, total_bytes)
+        # Where it comes too late nobody will ever learn the path.
+        return await self._writers.run(work, WRITE_SECONDS, unwanted=unlink)
 
     async def grow_spool(self, path: Path, to_bytes: int) -> None:
         """Let the file of an `open_spool` hold `to_bytes`, and give it that size; room is made for what is new.
@@ -226,6 +220,10 @@ class DiskTier:
         """
         await self._write(self._room.grow_spool, path, to_bytes)
 
+    async def write_spool(self, work: Callable[[], None]) -> None:
+        """Do what writes to such a file, in threads of its own. Raises OSError, TierTimeout."""
+        await self._spoolers.run(work, WRITE_SECONDS)
+
     # Upkeep
 
     async def usage(self) -> Usage:
@@ -234,7 +232,7 @@ class DiskTier:
 
     async def sweep(self) -> Swept:
         """Remove what crashes and strangers left: dead temporary files, orphans, entries without an artifact."""
-        return await self._write(self._sweep)
+        return await self._writers.run(self._work(self._sweep), None)
 
     def evicted_recently(self, key: str) -> bool:
         """True if this process evicted an artifact of `key` and still remembers."""
@@ -254,21 +252,26 @@ class DiskTier:
     # Below: blocking, in the pool
 
     async def _read(self, work: Callable[..., T], *arguments: object) -> T:
-        return await self._run(self._readers, work, *arguments)
+        return await self._readers.run(self._work(work, *arguments), READ_SECONDS)
 
     async def _write(self, work: Callable[..., T], *arguments: object) -> T:
-        return await self._run(self._writers, work, *arguments)
+        return await self._writers.run(self._work(work, *arguments), WRITE_SECONDS)
 
-    async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
+    def _work(self, work: Callable[..., T], *arguments: object) -> Callable[[], T]:
         if self._closed:
             raise TierError(f"disk: the store at {self.root} is closed")
-        return await asyncio.get_running_loop().run_in_executor(
-            pool, lambda: self._translated(work, *arguments)
-        )
+        return lambda: self._translated(work, *arguments)
 
     def _translated(self, work: Callable[..., T], *arguments: object) -> T:
         with translated(work.__name__.strip("_"), self.root):
-            return work(*arguments)
+            try:
+                return work(*arguments)
+            except FileNotFoundError:
+                if not self._layout.made_anew(self._device):
+                    raise
+                log.warning("disk: the store at %s was removed; it is begun anew", self.root)
+                self._nonce.forget()
+                return work(*arguments)
 
     def _warm(self) -> None:
         """At start: drop what dead processes left and read the folders once. Nobody waits for it but `put`."""
@@ -295,12 +298,22 @@ class DiskTier:
         sound, unsound = self._index.entries(key)
         self._recent.remember(key, None if unsound else before, sound)
         for name in unsound:
-            if self._index.heal(key, name):
-                self._recorder(self.name, "heal", "ok", 0.0)
-                self._damaged[key] = None
-                while len(self._damaged) > DAMAGED_KEYS:
-                    self._damaged.pop(next(iter(self._damaged)), None)
+            healed = self._index.heal(key, name)
+            if healed is not None:
+                self._healed(key, healed)
         return sound
+
+    def _healed(self, key: str, found: Unsound) -> None:
+        """An entry was taken away that named nothing sound."""
+        there = found.object is not None
+        self._recorder(self.name, "heal", "corrupt" if there else "ok", 0.0)
+        if not found.foreign:
+            self._note_damage(key)
+
+    def _note_damage(self, key: str) -> None:
+        self._damaged[key] = None
+        while len(self._damaged) > DAMAGED_KEYS:
+            self._damaged.pop(next(iter(self._damaged)), None)
 
     def _get(self, key: str, digest: str) -> Artifact | None:
         for entry in self._sound(key):
@@ -341,24 +354,11 @@ class DiskTier:
         ):  # read-only or another user's: the order of eviction is then a guess
             os.utime(path, ns=(stamp, stamp))
 
-    def _record(self, key: str) -> KeyRecord | None:
-        path = self._layout.record(key)
-        try:
-            return KeyRecord.from_json(path.read_text())
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        except (InvalidRequest, UnicodeDecodeError) as exc:
-            log.warning("disk: %s is no key record: %s", path, exc)
-            if key.startswith(f"{SCHEME}-"):  # else another release may well read it
-                with suppress(OSError):
-                    unlink(path)
-            return None
-
     def _put(self, artifact: Artifact, record: KeyRecord | None) -> Header:
         header = artifact.header
         text = record.to_json() if record is not None else ""
         there = self._index.entry(header.key, header.variant)
-        if there is not None:
+        if there is not None and self._still_good(there):
             return self._adopt(there, text)
         prefix_bytes = len(header.prefix())
         with ExitStack() as undo:
@@ -376,8 +376,10 @@ class DiskTier:
                     if text:
                         self._index.add_record(header.key, text)
                     return there.header
-                self._index.add(header, temp, text, uncommitted)
+                found = self._index.add(header, temp, text, uncommitted)
                 uncommitted.pop_all()
+        if found is not None:
+            self._healed(header.key, found)
         self._room.stored(header.key)
         self._damaged.pop(header.key, None)
         return header
@@ -388,6 +390,16 @@ class DiskTier:
         if isinstance(payload, FilePayload) and self._temps.owns(payload.path):
             return payload.path if is_whole(artifact.header, payload) else None
         return None
+
+    def _still_good(self, there: Entry) -> bool:
+        """What a publisher is told to adopt takes the place of its own: a copy that has gone bad must not."""
+        if is_sound(there.header, there.object):
+            return True
+        header = there.header
+        log.warning("disk: %s is bad; a publish takes its place", there.object)
+        self._recorder(self.name, "heal", "corrupt", 0.0)
+        self._remove(header.key, header.digest, "corrupt")
+        return False
 
     def _adopt(self, there: Entry, text: str) -> Header:
         key = there.header.key
@@ -414,6 +426,7 @@ class DiskTier:
                     removed = gone or removed
         self._drop_left()
         if reason:
+            self._note_damage(key)
             self._room.trim_quarantine(self.limit_bytes // 20)
         return removed
 
@@ -430,8 +443,3 @@ class DiskTier:
     def _aside(self, digest: str, reason: str) -> Path:
         word = re.sub(r"[^a-z0-9-]", "", reason.lower())[:40]
         return self._layout.aside(f"{digest[:16]}-{word}.csa")
-
-
-def _drop_unwanted(reserving: asyncio.Future[Path]) -> None:
-    if not reserving.cancelled() and reserving.exception() is None:
-        unlink(reserving.result())

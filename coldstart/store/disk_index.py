@@ -17,9 +17,15 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldstart.artifact import Header, decode_header, open_file
-from coldstart.errors import ArtifactError, ColdstartError
-from coldstart.identity.key import is_key
+from coldstart.artifact import Header, decode_header, open_file, open_regular
+from coldstart.errors import (
+    ArtifactCorrupt,
+    ArtifactError,
+    ArtifactMismatch,
+    ColdstartError,
+    InvalidRequest,
+)
+from coldstart.identity.key import SCHEME, KeyRecord, is_key
 from coldstart.store.disk_layout import (
     NO_VARIANT,
     Layout,
@@ -32,6 +38,8 @@ from coldstart.store.disk_tmp import TempFolder
 from coldstart.store.pins import Pins
 
 log = logging.getLogger(__name__)
+
+HEAL_SECONDS = 1.0  # for a key's lock, by a reader
 
 _VARIANT = re.compile(rf"{NO_VARIANT}|[0-9a-f]{{16}}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -49,9 +57,10 @@ class Entry:
 class Unsound(Exception):
     """An index entry that names no sound object. Never leaves this package."""
 
-    def __init__(self, why: str, object: Path | None = None) -> None:
+    def __init__(self, why: str, object: Path | None = None, *, foreign: bool = False) -> None:
         super().__init__(why)
         self.object = object  # there, but not what the entry says
+        self.foreign = foreign  # of another release: no damage
 
 
 def is_object_name(name: str) -> bool:
@@ -92,25 +101,26 @@ class DiskIndex:
         except (FileNotFoundError, NotADirectoryError, Unsound):
             return None
 
-    def heal(self, key: str, name: str) -> bool:
-        """Take an unsound entry away; True if there was one. Best effort: a reader's miss doesn't depend on it."""
+    def heal(self, key: str, name: str) -> Unsound | None:
+        """Take an unsound entry away; what was wrong with it. Best effort: a reader's miss doesn't depend on it."""
         try:
-            with flocked(self._layout.lock(key)):
+            with flocked(self._layout.lock(key), HEAL_SECONDS):
                 return self._drop_unsound(key, name)
         except (OSError, ColdstartError) as exc:
             log.warning("disk: could not heal the index of %s: %s", key, exc)
-            return False
+            return None
 
-    def add(self, header: Header, temp: Path, record: str, undo: ExitStack) -> None:
-        """Publish the written, synced `temp`. The caller holds the key's lock and saw no sound entry.
+    def add(self, header: Header, temp: Path, record: str, undo: ExitStack) -> Unsound | None:
+        """Publish the written, synced `temp`; the unsound entry that was in its place. The caller holds the key's lock
+        and saw no sound one.
 
         Each name is durable before the next one appears: object, key record, index entry. `undo` learns what to
         take back if one of the steps fails.
         """
         header_body = header.encode()
         index = self._layout.index(header.key, header.variant)
-        self._drop_unsound(header.key, index.name)
-        if index.is_dir():
+        found = self._drop_unsound(header.key, index.name)
+        if index.exists() and not index.is_file():
             self._layout.displace(index)
         undo.callback(self._tidy, header.key)
 
@@ -147,6 +157,22 @@ class DiskIndex:
             index.parent.parent
         )  # eviction removes key folders: this name may be new each time
         unlink(entry)
+        return found
+
+    def record(self, key: str) -> KeyRecord | None:
+        """A key record, if one is there that can be read."""
+        path = self._layout.record(key)
+        try:
+            with open_regular(path) as file:
+                return KeyRecord.from_json(file.read().decode())
+        except (FileNotFoundError, NotADirectoryError, ArtifactCorrupt):
+            return None
+        except (InvalidRequest, UnicodeDecodeError) as exc:
+            log.warning("disk: %s is no key record: %s", path, exc)
+            if key.startswith(f"{SCHEME}-"):  # else another release may well read it
+                with suppress(OSError):
+                    unlink(path)
+            return None
 
     def add_record(self, key: str, text: str) -> None:
         """Store a key record unless one is there. The caller holds the key's lock."""
@@ -230,9 +256,10 @@ class DiskIndex:
     def _read(self, key: str, name: str) -> Entry:
         """Raises FileNotFoundError: no such entry. Unsound: one that must not be believed."""
         try:
-            text = (self._layout.key_folder(key) / name).read_bytes()
-        except (IsADirectoryError, NotADirectoryError):
-            raise FileNotFoundError(name) from None  # a stranger's
+            with open_regular(self._layout.key_folder(key) / name) as file:
+                text = file.read()
+        except (ArtifactCorrupt, NotADirectoryError):
+            raise FileNotFoundError(name) from None  # a stranger's: a folder, a pipe
         try:
             data = json.loads(text)
             body = str(data["header"]).encode()
@@ -241,7 +268,7 @@ class DiskIndex:
             signature = str(data.get("signature", "")).encode()
             header = decode_header(body).signed(signature)
         except (ValueError, TypeError, KeyError, ArtifactError) as exc:
-            raise Unsound(str(exc)) from exc
+            raise Unsound(str(exc), foreign=isinstance(exc, ArtifactMismatch)) from exc
         if header.key != key or (header.variant or NO_VARIANT) != name:
             raise Unsound("entry of another key or variant")
         if not _DIGEST.fullmatch(header.digest) or data.get("digest") != header.digest:
@@ -257,19 +284,19 @@ class DiskIndex:
             raise Unsound("object has another size", path)
         return Entry(header, path)
 
-    def _drop_unsound(self, key: str, name: str) -> bool:
+    def _drop_unsound(self, key: str, name: str) -> Unsound | None:
         try:
             self._read(key, name)
         except FileNotFoundError:
-            return False
+            return None
         except Unsound as unsound:
             log.warning("disk: healed the index of %s (%s)", key, unsound)
             unlink(self._layout.key_folder(key) / name)
             if unsound.object is not None:
                 self._drop(unsound.object)
             self._tidy(key)
-            return True
-        return False  # sound again: somebody else was here first
+            return unsound
+        return None  # sound again: somebody else was here first
 
     def _drop(self, path: Path) -> None:
         try:

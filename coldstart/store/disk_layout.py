@@ -65,6 +65,23 @@ class Layout:
         for folder in self.folders:
             folder.mkdir(parents=True, exist_ok=True)
 
+    def made_anew(self, device: int) -> bool:
+        """True if folders of the store were missing, as somebody cleaned up, and are there again, empty.
+
+        Not on another file system than `device`: then a volume isn't mounted, and what lies there now is another's.
+        """
+        if all(folder.exists() for folder in self.folders) or self.device() != device:
+            return False
+        self.make_folders()
+        return True
+
+    def device(self) -> int:
+        """That of the file system on which the store is, or would be made."""
+        place = self.root
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        return os.stat(place).st_dev
+
     def check_writable(self) -> None:
         """Raises OSError naming a folder where nothing can be written."""
         for folder in self.folders:

@@ -35,7 +35,7 @@ def sweep(layout: Layout, index: DiskIndex, temps: TempFolder) -> Swept:
     for path in _sharded(layout.keys):
         if _is_key(path.name):
             unsound = index.entries(path.name)[1]
-            entries += sum(index.heal(path.name, name) for name in unsound)
+            entries += sum(index.heal(path.name, name) is not None for name in unsound)
     objects = sum(
         index.remove_orphan(path) for path in _sharded(layout.objects) if is_object_name(path.name)
     )

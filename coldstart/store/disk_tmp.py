@@ -83,6 +83,9 @@ class TempFolder:
 
     def _own(self) -> str:
         with self._lock:
+            if self._owner and not (self.folder / (self._owner + OWNER_SUFFIX)).exists():
+                os.close(self._owner_fd)  # somebody cleaned up: it would be a dead owner to others
+                self._owner, self._owner_fd = "", -1
             while not self._owner:
                 owner = secrets.token_hex(8)
                 path = self.folder / (owner + OWNER_SUFFIX)

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from coldstart.artifact import Artifact, FilePayload, Header
-from coldstart.errors import ArtifactCorrupt, TierError
+from coldstart.artifact import Artifact, FilePayload, Header, open_file
+from coldstart.errors import ArtifactCorrupt, ArtifactError, TierError
 from coldstart.store.disk_layout import write_all
 
 
@@ -39,6 +39,20 @@ def is_whole(header: Header, payload: FilePayload) -> bool:
     with payload.path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         return file.read(len(prefix)) == prefix and size == len(prefix) + payload.size_bytes
+
+
+def is_sound(header: Header, path: Path) -> bool:
+    """True if the file is that artifact, every byte of it; also where it is gone, which is no damage."""
+    try:
+        found = open_file(path)
+        if found.header != header:
+            return False
+        _check(found, lambda chunk: None)
+    except FileNotFoundError:
+        return True
+    except ArtifactError:
+        return False
+    return True
 
 
 def check_in_place(artifact: Artifact, temp: Path, stamp_ns: int) -> None:
