@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +18,13 @@ from coldstart.artifact import Artifact, Header
 from coldstart.errors import TierError, TierFull, TooLarge
 from coldstart.identity.key import KeyRecord
 from coldstart.server.spool import DiskPlace
-from coldstart.store.chain import ChainTier, innermost, within
+from coldstart.store.chain import ChainTier
 from coldstart.store.disk import DiskTier
 from coldstart.store.disk_space import Usage
+from coldstart.store.sharing import Sharing
 from coldstart.store.tier import Tier
 from coldstart.store.wrap import outcome_of
+from coldstart.store.within import innermost, within
 
 log = logging.getLogger("coldstart.server")
 
@@ -89,12 +91,16 @@ class Holdings:
         self._nonce = b""  # that was told
         self._no_nonce = False  # it could not be written, which was said
         tiers = chain.tiers if isinstance(chain, ChainTier) else (chain,)
+        self._sharing = Sharing(tiers)
         own = [tier for tier in tiers if disk is not None and disk in within(tier)]
         self._disk_takes = any(tier.writable for tier in own)
         self._others_take = any(tier.writable for tier in tiers if tier not in own)
         # Whoever remembers what it had to take away.
         self._damaged: list[Callable[[str], bool]] = [
             tier.damaged_recently for tier in within(chain) if hasattr(tier, "damaged_recently")
+        ]
+        self._distrusted: list[Callable[[str], bool]] = [
+            tier.refused_recently for tier in within(chain) if hasattr(tier, "refused_recently")
         ]
         self.tier_names = tuple(place.name for place in places)
 
@@ -107,15 +113,44 @@ class Holdings:
             return await self._chain.find_at_once(key)
         return await self._chain.find(key)
 
-    async def get(self, key: str, digest: str) -> Found | None:
+    async def get(self, key: str, digest: str, *, planned: bool = False) -> Found | None:
+        """As a tier's. `planned`: a plan names it, so tiers that weren't given it for its size get it now."""
         if isinstance(self._chain, ChainTier):
-            got = await self._chain.get_with_source(key, digest)
+            got = await self._chain.get_with_source(key, digest, planned=planned)
             return None if got is None else Found(*got)
         artifact = await self._chain.get(key, digest)
         return None if artifact is None else Found(artifact, self._chain.name)
 
-    async def put(self, artifact: Artifact, record: KeyRecord) -> Header:
+    async def put(
+        self,
+        artifact: Artifact,
+        record: KeyRecord,
+        *,
+        planned: bool = False,
+        readable: Callable[[Header], Awaitable[None]] | None = None,
+    ) -> Header:
+        """As a chain's: `readable` is told when it can be read here, before all tiers have it."""
+        if isinstance(self._chain, ChainTier):
+            return await self._chain.put(artifact, record, planned=planned, readable=readable)
         return await self._chain.put(artifact, record)
+
+    async def share(self, header: Header) -> None:
+        """A plan names what is stored: tiers that weren't given it for its size get it, in the background."""
+        if isinstance(self._chain, ChainTier):
+            await self._chain.share(header)
+
+    def stays(self, header: Header, *, planned: bool) -> bool:
+        """Whether no tier that hosts share is given it, so that other hosts will never find it."""
+        return self._sharing.stays(header, planned=planned)
+
+    def nowhere(self, header: Header, *, planned: bool) -> bool:
+        """Whether it is too small for every tier that there is."""
+        return self._sharing.nowhere(header, planned=planned)
+
+    def tell_replaced(self, tell: Callable[[Header], None]) -> None:
+        """`tell` hears of each digest that replaced another of its key here, as the lowest tier decided."""
+        if isinstance(self._chain, ChainTier):
+            self._chain.on_replaced.append(tell)
 
     async def record(self, key: str) -> KeyRecord | None:
         return await self._chain.record(key)
@@ -167,6 +202,10 @@ class Holdings:
             return self._disk.relative_path(digest, key)
         except TierError:
             return ""
+
+    def distrusted(self, key: str) -> bool:
+        """True where a tier has a copy of `key` that must not be believed."""
+        return any(refused(key) for refused in self._distrusted)
 
     def damaged(self, key: str) -> bool:
         """True where a tier had a bad copy of `key`, took it away, and no other came since."""

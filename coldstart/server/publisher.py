@@ -2,6 +2,9 @@
 
 An artifact that can't be stored is an answer, not an error: the publisher has what it needs, and those who wait
 compile at once, all of them. Errors are for publishes that contradict themselves.
+
+Who waits on this host goes on as soon as the first tier has it; who waits elsewhere when it can be found there, or is
+told that it stays here, as it is small (store/sharing.py).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coldstart.artifact import Header
 from coldstart.config import DaemonConfig
@@ -20,6 +23,7 @@ from coldstart.errors import (
     ColdstartError,
     InvalidRequest,
     LeaseLost,
+    NotAllowed,
     TierError,
     TierFull,
     TierTimeout,
@@ -32,6 +36,7 @@ from coldstart.server.holdings import Holdings
 from coldstart.server.key_memory import KeyMemory
 from coldstart.server.lease_book import LeaseBook
 from coldstart.server.negatives import NegativeEntries
+from coldstart.server.notary import Notary
 from coldstart.server.open_lookups import OpenLookup, OpenLookups
 from coldstart.server.spool import Spool
 from coldstart.server.tally import Tally
@@ -48,6 +53,7 @@ class Publication:
     header: Header
     record: KeyRecord
     planned: bool
+    producer: str = ""  # who sends it, as far as this daemon could make sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class Publisher:
         memory: KeyMemory,
         tally: Tally,
         now: Callable[[], float],
+        notary: Notary,
     ) -> None:
         self._config = config
         self._holdings = holdings
@@ -83,6 +90,7 @@ class Publisher:
         self._memory = memory
         self._tally = tally
         self._now = now
+        self._notary = notary
         self.count = (
             0  # artifacts stored or adopted: lets a lookup see that one came while it was asking
         )
@@ -100,7 +108,13 @@ class Publisher:
         if unwanted is not None:
             return await self._not_stored(lookup, header, *unwanted)
         try:
-            stored = await self._store(header, record, self._alive(lookup, chunks))
+            header = await self._notary.sign(header, publication.producer)
+        except NotAllowed as exc:
+            self._notary.audit.denied(publication.producer, "publish", str(exc))
+            return await self._not_stored(lookup, header, Reason.ROLE, str(exc))
+        publication = replace(publication, header=header)
+        try:
+            stored = await self._store(publication, lookup, self._alive(lookup, chunks))
         except ArtifactCorrupt:
             if lookup is not None:
                 await self._leases.release(lookup.lease_id)
@@ -109,16 +123,28 @@ class Publisher:
             log.warning("publish of %s not stored: %s", header.key[:16], exc)
             self._tally.event(reason_of(exc).value, str(exc))
             return await self._not_stored(lookup, header, reason_of(exc), str(exc))
-        self.count += 1
+        self._came(stored)
         self._tally.published += 1
         adopted = stored.digest != header.digest
+        self._notary.audit.published(header, publication.producer, adopted=adopted)
         if adopted:
             self._tally.adopted += 1
-        self._memory.see(stored)
-        self._negatives.forget(header.key)
         if lookup is not None:
-            await self._leases.release(lookup.lease_id)
+            await self._end(lookup, stored, publication.planned)
         return Published(stored.digest, adopted=adopted)
+
+    def _came(self, header: Header) -> None:
+        """It can be read here."""
+        self.count += 1
+        self._memory.see(header)
+        self._negatives.forget(header.key)
+
+    async def _end(self, lookup: OpenLookup, stored: Header, planned: bool) -> None:
+        if self._holdings.stays(stored, planned=planned):
+            words = f"compiled in {stored.compile_seconds:.3g} s: it stays on the host that did"
+            await self._leases.stays_here(lookup.lease_id, lookup.key, words)
+        else:
+            await self._leases.release(lookup.lease_id)
 
     def _holder_of(self, publication: Publication) -> OpenLookup | None:
         """The lookup that holds the lease which this is published under; None: a fallback, or it was lost."""
@@ -146,6 +172,11 @@ class Publisher:
                 f"compiled in {header.compile_seconds:.3g} s, min_compile_seconds is "
                 f"{config.min_compile_seconds:g}",
             )
+        if self._holdings.nowhere(header, planned=publication.planned):
+            return (
+                Reason.TOO_SMALL,
+                f"compiled in {header.compile_seconds:.3g} s, which is below cs.min_compile_seconds of every store",
+            )
         return None
 
     async def _not_stored(
@@ -157,11 +188,40 @@ class Publisher:
         return Published(header.digest, kept_local=reason)
 
     async def _store(
-        self, header: Header, record: KeyRecord, chunks: AsyncIterator[bytes]
+        self, publication: Publication, lookup: OpenLookup | None, chunks: AsyncIterator[bytes]
     ) -> Header:
+        header, planned = publication.header, publication.planned
+
+        async def readable(stored: Header) -> None:
+            self._came(stored)
+            if lookup is not None:
+                await self._leases.done_here(lookup.lease_id)
+
         place = await self._holdings.open_spool(header)
         async with Spool(header, place) as spool:
-            return await self._holdings.put(await spool.take(chunks), record)
+            artifact = await spool.take(chunks)
+            async with self._renewing(lookup):
+                return await self._holdings.put(
+                    artifact, publication.record, planned=planned, readable=readable
+                )
+
+    @contextlib.asynccontextmanager
+    async def _renewing(self, lookup: OpenLookup | None) -> AsyncIterator[None]:
+        """Meanwhile the lease lives: its client may have ended, and a slow tier must not cost others a compile."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(self._config.heartbeat_seconds)
+                await self._renew(lookup)
+
+        if lookup is None:
+            yield
+            return
+        renewing = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            renewing.cancel()
 
     async def _alive(
         self, lookup: OpenLookup | None, chunks: AsyncIterator[bytes]
