@@ -141,11 +141,13 @@ class GlmModel:
             lambda spec: self.abstract(spec.shape, spec.dtype, _CACHE), self.cache_specs
         )
 
-    def lower_backbone(self, tokens: int, requests: int | None = None) -> jax.stages.Lowered:
-        """The backbone for so many tokens, with a page table for so many sequences."""
+    def lower_backbone(
+        self, tokens: int, requests: int | None = None, positions: int | None = None
+    ) -> jax.stages.Lowered:
+        """The backbone for so many tokens, with a page table for so many sequences of so many positions."""
         ints = self.abstract((tokens,), np.int32)
-        rows = self.requests if requests is None else requests
-        table = self.abstract((rows, self.layout.pages_for(self.config.positions)), np.int32)
+        pages = self.layout.pages_for(self.config.positions if positions is None else positions)
+        table = self.abstract((self.requests if requests is None else requests, pages), np.int32)
         lowered: jax.stages.Lowered = self.backbone.lower(
             self.abstract_params(), self.abstract_cache(), ints, ints, ints, table
         )
