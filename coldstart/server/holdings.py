@@ -23,8 +23,8 @@ from coldstart.store.disk import DiskTier
 from coldstart.store.disk_space import Usage
 from coldstart.store.sharing import Sharing
 from coldstart.store.tier import Tier
-from coldstart.store.wrap import outcome_of
 from coldstart.store.within import innermost, within
+from coldstart.store.wrap import outcome_of
 
 log = logging.getLogger("coldstart.server")
 
