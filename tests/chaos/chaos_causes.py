@@ -32,7 +32,7 @@ def of(history: History, one: Compile, before: list[Compile]) -> str | None:
     if not one.leased:
         return fallback(history, one)
     acked = [other for other in before if other.published < one.sent]
-    if any(other.daemon == one.daemon for other in acked):
+    if any(other.daemon == one.daemon and not other.adopted for other in acked):
         return None  # it lies on that daemon's own disk
     if acked:
         return _apart(history, acked, one)

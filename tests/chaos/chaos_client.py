@@ -9,6 +9,7 @@ does. With `keys` in its settings it asks for those once, which somebody must ha
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 import chaos_compiler
 from chaos_log import Log
 from chaos_programs import CompileRequest, Executable
+from chaos_starvation import LOOK_SECONDS, Window, waited_seconds
 
 settings = json.loads(Path(sys.argv[1]).read_text())
 log = Log(Path(settings["log"]), settings["who"])
@@ -175,12 +177,14 @@ def ask(session: WatchedSession, number: int) -> None:
 
 def watch_for_stalls() -> None:
     """A machine that doesn't run us is nobody's fault, and may cost a lease."""
-    before = time.monotonic()
+    before, window = time.monotonic(), Window()
     while True:
-        time.sleep(0.2)
+        time.sleep(LOOK_SECONDS)
         now = time.monotonic()
-        if now - before > 1.0:
-            log("stalled", since=before)
+        since = before if now - before > 1.0 else None
+        since = window.look(os.getpid(), now, waited_seconds(os.getpid())) or since
+        if since is not None:
+            log("stalled", since=since)
         before = now
 
 

@@ -30,6 +30,9 @@ class Compile:
     reason: str = ""
     digest: str = ""  # what it sent; "": it didn't
     published: float = NEVER  # acknowledged
+    adopted: bool = (
+        False  # acknowledged under another digest, which that daemon's own disk needn't have
+    )
     unpublished: float = NEVER  # refused, or given up
 
     @property
@@ -162,6 +165,7 @@ def read(events: list[Event]) -> History:
                 by_nonce[nonce].unpublished = event.at
                 continue
             by_nonce[nonce].published = event.at
+            by_nonce[nonce].adopted = event.digest != event.mine
             daemon = history.daemon_of[who]
             ack = Ack(event.key, who, daemon, when, event.at, event.mine, event.digest)
             history.acks[event.key].append(ack)

@@ -1,7 +1,7 @@
 """Starvation: when the machine itself kept a process waiting. Nobody's fault, and told apart from ours.
 
-Linux counts for each thread how long it could have run and didn't (`schedstat`). A daemon's main thread is its event
-loop: one that waits for most of a second is as good as frozen to clients whose patience is a second. The harness runs
+Linux counts for each thread how long it could have run and didn't (`schedstat`). A daemon one of whose threads waits
+for most of a second is as good as frozen to clients whose patience is a second, and so is a client. The harness runs
 the proxies; while it doesn't run, no daemon has its stores.
 """
 
@@ -28,26 +28,30 @@ class Watched(Protocol):
     process: Any
 
 
-def waited_seconds(pid: int) -> float | None:
-    """That its main thread could have run and didn't, so far; None: gone, or a kernel that doesn't count it."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return None
+def waited_seconds(pid: int) -> dict[int, float]:
+    """Of each thread: how long it could have run and didn't, so far. Empty: gone, or a kernel that doesn't count."""
+    found: dict[int, float] = {}
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found[int(thread.name)] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return found
 
 
 class Window:
     """The last second of one process."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[int, float, float]] = []  # process, when, waited by then
+        self._seen: list[tuple[int, float, dict[int, float]]] = []  # process, when, waited by then
 
-    def look(self, pid: int, now: float, waited: float) -> float | None:
-        """Since when it has waited for SHARE of the time; None: it hasn't."""
+    def look(self, pid: int, now: float, waited: dict[int, float]) -> float | None:
+        """Since when one of its threads has waited for SHARE of the time; None: none has."""
         self._seen = [seen for seen in self._seen if seen[0] == pid][-LOOKS:]
         self._seen.append((pid, now, waited))
         _, since, before = self._seen[0]
-        return since if waited - before > SHARE * LOOK_SECONDS * LOOKS else None
+        most = max(
+            (so_far - before.get(thread, 0.0) for thread, so_far in waited.items()), default=0.0
+        )
+        return since if most > SHARE * LOOK_SECONDS * LOOKS else None
 
 
 @contextlib.contextmanager
@@ -66,11 +70,12 @@ def starvation_noted(log: Log, daemons: Sequence[Watched]) -> Iterator[None]:
             before = now
             for daemon in daemons:
                 process = daemon.process
-                waited = None if process is None else waited_seconds(process.pid)
-                if waited is not None:
-                    since = windows[daemon.name].look(process.pid, now, waited)
-                    if since is not None:
-                        log("starved", target=daemon.name, since=since)
+                if process is None:
+                    continue
+                waited = waited_seconds(process.pid)
+                since = windows[daemon.name].look(process.pid, now, waited)
+                if since is not None:
+                    log("starved", target=daemon.name, since=since)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

@@ -82,8 +82,10 @@ def run(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
         fleet.start()
         fleet.run()
         counts(fleet)
+        fleet.log("over")
+        read_all(fleet, "first")
         settle(fleet)
-        read_all(fleet)
+        read_all(fleet, "last")
     finally:
         fleet.close()
     assert not fleet.trouble, fleet.trouble
@@ -117,7 +119,7 @@ def acknowledged(fleet: Fleet) -> list[str]:
 
 def settle(fleet: Fleet) -> None:
     """Until all daemons, and one that has only the bucket, have every acknowledged key, and agree on its digest."""
-    healed = fleet.log("over")
+    healed = time.monotonic()
     keys = acknowledged(fleet)
     daemons = [*fleet.daemons, fleet.newcomer()]
     while True:
@@ -151,20 +153,25 @@ def states(daemon: Daemon, keys: list[str]) -> dict[str, tuple[str, str]]:
     return {a.key: (pb.KeyState.Name(a.state), a.digest) for a in reply.answers}
 
 
-def read_all(fleet: Fleet) -> None:
-    """A client of each daemon loads every acknowledged key."""
+def read_all(fleet: Fleet, name: str) -> None:
+    """A client of each daemon loads every acknowledged key. What a daemon hands out, it compares with the bucket."""
     acked = set(acknowledged(fleet))
     numbers = [n for n in range(len(fleet.plan.births)) if key_of(record_of(n)) in acked]
-    most = READ_SECONDS * max(1.0, fleet.plan.seconds / MINUTE / 3)
-    for at, daemon in enumerate(fleet.daemons):
-        who = f"reader-{at}"
-        process = fleet.client(who, daemon, rank=at, by_path=at % 2 == 0, keys=numbers)
-        try:
-            code = process.wait(most)
-        finally:
+    most = time.monotonic() + READ_SECONDS * max(1.0, fleet.plan.seconds / MINUTE / 3)
+    readers = {
+        f"{name}-{at}": fleet.client(
+            f"{name}-{at}", daemon, rank=at, by_path=at % 2 == 0, keys=numbers
+        )
+        for at, daemon in enumerate(fleet.daemons)
+    }
+    try:
+        for who, process in readers.items():
+            code = process.wait(max(0.0, most - time.monotonic()))
+            fleet.log("client-gone", client=who, code=code)
+    finally:
+        for process in readers.values():
             process.kill()
             process.wait()
-        fleet.log("client-gone", client=who, code=code)
 
 
 def test_the_log_of_a_run_can_be_judged_again(fleet_folder: Path) -> None:

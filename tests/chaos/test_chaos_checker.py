@@ -236,6 +236,19 @@ def test_nothing_explains_a_compile_of_what_its_own_daemon_has(story: Story) -> 
     only(story.verdict(), "I6")
 
 
+@pytest.mark.parametrize("away", [True, False])
+def test_what_a_daemon_only_adopted_it_has_from_the_stores(story: Story, away: bool) -> None:
+    """Its own disk has nothing of it, if nobody asked since."""
+    story.make(10.0, "1.1")
+    story.fault(10.9, 11.9, "redis", "kill")
+    if away:
+        story.fault(10.9, 11.9, "gcs", "kill")
+    story.make(11.0, "2.1", digest="of 1.1/1")
+    story.make(12.5, "2.1", digest="of 1.1/1")
+    story.settle()
+    assert (story.verdict() == []) == away
+
+
 @pytest.mark.parametrize("target", ["daemon:2", "daemon:1", ""])
 def test_a_client_that_gave_its_daemon_up(story: Story, target: str) -> None:
     """Only a fault of that very daemon explains it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 from chaos_programs import CompileRequest, describe, fits
-from chaos_starvation import LOOK_SECONDS, SHARE, Window
+from chaos_starvation import LOOK_SECONDS, SHARE, Window, waited_seconds
 from chaos_story import KEY, OTHER, Story
 
 from coldstart.identity import canonical
@@ -125,15 +126,25 @@ def test_a_window_sees_a_second_in_which_a_process_did_not_run() -> None:
     window = Window()
     times = [n * LOOK_SECONDS for n in range(12)]
     waited = [0.01 * n for n in range(6)] + [0.05 + SHARE + 0.01] * 6
-    seen = [window.look(7, at, so_far) for at, so_far in zip(times, waited, strict=True)]
+    idle = {8: 0.0, 9: 0.001}
+    seen = [
+        window.look(7, at, {**idle, 7: so_far}) for at, so_far in zip(times, waited, strict=True)
+    ]
     assert [since is not None for since in seen] == [False] * 6 + [True] * 4 + [False] * 2
     assert seen[6] == times[2]
 
 
 def test_a_window_is_of_one_process() -> None:
     window = Window()
-    window.look(7, 0.0, 0.0)
-    assert window.look(8, 0.25, 50.0) is None
+    window.look(7, 0.0, {7: 0.0})
+    assert window.look(8, 0.25, {8: 50.0}) is None
+
+
+def test_what_the_kernel_counts_is_there_to_be_read() -> None:
+    """Else nothing would ever be called starved."""
+    waited = waited_seconds(os.getpid())
+    assert waited.keys() >= {os.getpid()} and waited[os.getpid()] > 0.0
+    assert waited_seconds(2**22) == {}
 
 
 # --- the programs --------------------------------------------------------------------------------
