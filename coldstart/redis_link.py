@@ -9,7 +9,9 @@ It and redis_place.py alone know the client library. Every command ends within i
 
 A link that goes down is asked again by a task of its own until it answers; nobody has to restart anything.
 `key()` puts everything about one artifact under one hash tag: scripts over several of its keys work on a cluster,
-whose nodes are followed when they say that a slot is elsewhere.
+whose nodes are followed when they say that a slot is elsewhere (MOVED), or on its way and a key already there (ASK).
+While some keys of a command have moved and others haven't, or none of several is there, nobody can answer it: it is
+asked again for a while (TRYAGAIN), and then fails without anything against the server. Sentinels are not followed.
 """
 
 from __future__ import annotations
@@ -39,13 +41,17 @@ from coldstart.redis_place import exceptions as errors
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Send = Callable[..., Awaitable[Any]]  # one command, to one node
 FIRST_PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 2.0  # between two looks at a Redis that is down
 LISTEN_SECONDS = 5.0  # a subscription that is silent for so long is asked whether it lives
 SHOWN_SECONDS = 60.0  # a refused write is part of the state for so long
 MOST_MOVES = 3
+TRY_AGAIN_SECONDS = (
+    0.02  # before the first time; the pause doubles, up to a half of the command's time in all
+)
 SCAN_COUNT = 500  # keys looked at in one step: others wait for no more than a few ms
 RETIRED_SECONDS = 30.0  # longer than any command lasts
-_MOVED = re.compile(r"(?:MOVED )?(\d+) (\S*):(\d+)")
+_PLACE = re.compile(r"(?:MOVED |ASK )?(\d+) (\S*):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +119,16 @@ class RedisLink:
     async def call(self, *command: Any, seconds: float | None = None) -> Any:
         """One command. Its reply as bytes, integers, None and lists of those."""
         key = command[1] if len(command) > 1 and isinstance(command[1], str) else ""
-        return await self._run(
-            command[0], key, seconds, lambda client: client.execute_command(*command)
-        )
+        return await self._run(command[0], key, seconds, lambda send: send(*command))
 
     async def script(self, script: Script, keys: list[str], *arguments: Any) -> Any:
         """A script over keys of one slot. It must bear being run twice: a lost reply is asked for again."""
 
-        async def run(client: Redis) -> Any:
+        async def run(send: Send) -> Any:
             try:
-                return await client.execute_command(
-                    "EVALSHA", script.sha, len(keys), *keys, *arguments
-                )
+                return await send("EVALSHA", script.sha, len(keys), *keys, *arguments)
             except errors.NoScriptError:
-                return await client.execute_command(
-                    "EVAL", script.text, len(keys), *keys, *arguments
-                )
+                return await send("EVAL", script.text, len(keys), *keys, *arguments)
 
         return await self._run("EVAL", keys[0], None, run)
 
@@ -138,7 +138,7 @@ class RedisLink:
             cursor: Any = 0
             while True:
 
-                async def step(_: Redis, node: tuple[str, int] = node, at: Any = cursor) -> Any:
+                async def step(_: Send, node: tuple[str, int] = node, at: Any = cursor) -> Any:
                     return await self._client(node).execute_command(
                         "SCAN", at, "MATCH", pattern, "COUNT", SCAN_COUNT
                     )
@@ -190,7 +190,7 @@ class RedisLink:
         what: str,
         key: str,
         seconds: float | None,
-        work: Callable[[Redis], Awaitable[T]],
+        work: Callable[[Send], Awaitable[T]],
     ) -> T:
         if self._closed:
             raise TierError(f"redis: the link to {self.place} is closed")
@@ -199,7 +199,7 @@ class RedisLink:
         limit = self.place.reply_seconds if seconds is None else seconds
         try:
             async with asyncio.timeout(limit), self._turns:
-                return await self._twice(key, work)
+                return await self._twice(key, limit / 2, work)
         except (TimeoutError, errors.TimeoutError) as exc:
             words = f"no answer within {limit:g} s"
             self._fell(words)
@@ -210,38 +210,74 @@ class RedisLink:
         except errors.RedisError as exc:
             raise self._translated(what, exc) from exc
 
-    async def _twice(self, key: str, work: Callable[[Redis], Awaitable[T]]) -> T:
+    async def _twice(self, key: str, seconds: float, work: Callable[[Send], Awaitable[T]]) -> T:
         """Once more where the connection broke: it may have been an old one, or its token."""
         try:
-            return await self._routed(key, work)
+            return await self._settled(key, seconds, work)
         except errors.TimeoutError:
             raise
         except (errors.ConnectionError, OSError):
             self._renew()
             try:
-                done = await self._routed(key, work)
+                done = await self._settled(key, seconds, work)
             except BaseException:
                 self._on_retry("error")
                 raise
             self._on_retry("ok")
             return done
 
-    async def _routed(self, key: str, work: Callable[[Redis], Awaitable[T]]) -> T:
-        """At the node that has `key`. What a cluster says about where slots are is remembered."""
+    async def _settled(self, key: str, seconds: float, work: Callable[[Send], Awaitable[T]]) -> T:
+        """Once its keys are on one node, if they are within `seconds`."""
+        pause = TRY_AGAIN_SECONDS
+        until = self._now() + seconds
+        while True:
+            try:
+                return await self._routed(key, work)
+            except errors.ResponseError as exc:
+                if not _says(exc, errors.TryAgainError, "TRYAGAIN"):
+                    raise
+                if self._now() + pause > until:
+                    raise TierError(
+                        f"redis: {self.place}: a slot of the cluster is being moved, with what was asked for"
+                    ) from exc
+            await asyncio.sleep(pause)
+            pause *= 2
+
+    async def _routed(self, key: str, work: Callable[[Send], Awaitable[T]]) -> T:
+        """At the node that has `key`. Where a cluster says that a slot lives is remembered."""
         slot = key_slot(key.encode()) if key and self._home else -1
         node = self._home.get(slot, (self.place.host, self.place.port))
+        asking = False
         for _ in range(MOST_MOVES):
             try:
-                return await work(self._client(node))
+                return await work(self._sender(node, asking))
             except errors.ResponseError as exc:
-                words = str(exc)  # with or without its first word, by the library's release
-                told = isinstance(exc, errors.MovedError) or words.startswith("MOVED ")
-                moved = _MOVED.match(words) if told else None
-                if moved is None:
+                moved = _says(exc, errors.MovedError, "MOVED")
+                asking = not moved and _says(exc, errors.AskError, "ASK")
+                place = _PLACE.match(str(exc)) if moved or asking else None
+                if place is None:
                     raise
-                node = (moved[2] or node[0], int(moved[3]))
-                self._home[int(moved[1])] = node
+                node = (place[2] or node[0], int(place[3]))
+                if moved:
+                    self._home[int(place[1])] = node
         raise TierError(f"redis: {self.place}: the cluster's slots move faster than we follow")
+
+    def _sender(self, node: tuple[str, int], asking: bool) -> Send:
+        """Commands to that node; `asking`: it hasn't got the slot yet, and lets in who says to know that."""
+        client = self._client(node)
+        if not asking:
+            return client.execute_command
+
+        async def send(*command: Any) -> Any:
+            both = client.pipeline(transaction=False)  # on one connection, nothing between them
+            both.execute_command("ASKING")
+            both.execute_command(*command)
+            _, reply = await both.execute(raise_on_error=False)
+            if isinstance(reply, Exception):
+                raise reply
+            return reply
+
+        return send
 
     def _translated(self, what: str, exc: errors.RedisError) -> TierError:
         words = _words(exc)
@@ -370,6 +406,11 @@ class RedisLink:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _says(exc: errors.ResponseError, kind: type[errors.RedisError], word: str) -> bool:
+    """By its class or by its first word: releases of the library differ."""
+    return isinstance(exc, kind) or str(exc).startswith(word + " ")
 
 
 def _words(exc: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fault_proxy import FaultProxy
-from redis_server import RedisServer, free_port, redis_link, redis_tier
+from redis_server import RedisServer, free_port, redis_link, redis_tier, two_nodes
 
 pytest.importorskip("redis", reason="needs the extra redis")
 
@@ -130,18 +130,8 @@ async def test_scripts_work_on_a_cluster_and_its_slots_are_followed(
     new_artifact: NewArtifact,
     new_record: Callable[..., Any],
 ) -> None:
-    nodes = [
-        redis_servers(cluster_enabled="yes", cluster_config_file=f"n{n}.conf") for n in range(2)
-    ]
+    nodes = two_nodes(redis_servers)
     clients = [node.client() for node in nodes]
-    clients[0].execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
-    clients[1].execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
-    clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[1].port)
-    async with asyncio.timeout(60):
-        while not all(
-            "cluster_state:ok" in _text(c.execute_command("CLUSTER INFO")) for c in clients
-        ):
-            await asyncio.sleep(0.1)
     tier = redis_tier(nodes[0])
     for n in range(12):
         made = new_artifact(f"a{n}", LARGE)
@@ -160,12 +150,6 @@ async def test_scripts_work_on_a_cluster_and_its_slots_are_followed(
     await tier.close()
     for client in clients:
         client.close()
-
-
-def _text(reply: object) -> str:
-    if isinstance(reply, dict):
-        return "\n".join(f"{name}:{value}" for name, value in reply.items())
-    return reply.decode() if isinstance(reply, bytes) else str(reply)
 
 
 async def test_tls_with_a_certificate_that_is_checked(

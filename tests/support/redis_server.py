@@ -133,6 +133,24 @@ def redis_tier(
     return RedisTier(redis_link(server, port, **(place or {})), **tier)
 
 
+def two_nodes(redis_servers: Callable[..., RedisServer]) -> list[RedisServer]:
+    """A cluster: the first has the lower half of the slots."""
+    nodes = [
+        redis_servers(cluster_enabled="yes", cluster_config_file=f"n{n}.conf") for n in range(2)
+    ]
+    clients = [node.client() for node in nodes]
+    clients[0].execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
+    clients[1].execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
+    clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[1].port)
+    deadline = time.monotonic() + 60
+    for client in clients:
+        while "ok" not in str(client.execute_command("CLUSTER INFO")["cluster_state"]):
+            assert time.monotonic() < deadline, "the cluster did not come together"
+            time.sleep(0.1)  # the nodes talk to each other
+        client.close()
+    return nodes
+
+
 @pytest.fixture
 def redis_servers(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """Start servers; all are ended by pid at the end."""
