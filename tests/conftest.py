@@ -26,7 +26,16 @@ DEVICES = "--xla_force_host_platform_device_count=16"
 STACKS = {"0.10": "A", "0.11": "B", "0.12": "C"}
 # In the order of the table. A test is of the first kind that its path or markers fit.
 RINGS = ("reference", "interpret", "lowering", "tpu")
-KINDS = (*(f"ring {ring}" for ring in RINGS), "golden keys", "identity", "hook", "e2e", "other")
+PLACES = ("disk", "redis", "gcs")  # of the failure matrix, in tests/server
+KINDS = (
+    *(f"ring {ring}" for ring in RINGS),
+    *(f"matrix {place}" for place in PLACES),
+    "golden keys",
+    "identity",
+    "hook",
+    "e2e",
+    "other",
+)
 RESULTS = ("passed", "failed", "skipped")
 PROGRAMS = ("redis-server",)  # beside Python; the tests that need one fail without it
 
@@ -76,6 +85,9 @@ def kind_of(nodeid: str, markers: Iterable[str]) -> str:
         return "ring tpu"
     if "coldstart_kernels" in path.parts and stem in RINGS:
         return f"ring {stem}"
+    place = stem.removesuffix("_matrix")
+    if place in PLACES and "::test_cell[" in nodeid:
+        return f"matrix {place}"
     if "golden" in stem or "golden" in nodeid.partition("::")[2]:
         return "golden keys"
     if "hook" in stem or stem == "jax_plugin":
@@ -152,6 +164,9 @@ def table(runs: list[dict]) -> list[str]:
             ended = {result: run["counted"].get(f"{kind}|{result}", 0) for result in RESULTS}
             words = [f"{number} {result}" for result, number in ended.items() if number]
             lines.append(f"  {kind:<16} {', '.join(words) or 'none'}")
+        cells = sum(run["counted"].get(f"matrix {place}|passed", 0) for place in PLACES)
+        if cells:
+            lines.append(f"  cells of the failure matrix that were run and passed: {cells}")
     return lines
 
 

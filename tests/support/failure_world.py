@@ -218,13 +218,17 @@ async def fetch(world: FailureWorld, fault: str) -> Ended:
     await world.go_wrong(fault, "fetch")
     try:
         got = await world.lookups.fetch("fetch", world.key, world.digest)
-        if got is None:
-            return "miss", "corrupt" if world.holdings.damaged(world.key) else "evicted"
-        assert verify(got) == verify(world.artifact)
     except ArtifactCorrupt as exc:
         return "error", exc.reason
     except TierError as exc:
         return _word(reason_of(exc))
+    if got is None:
+        return "miss", "corrupt" if world.holdings.damaged(world.key) else "evicted"
+    try:
+        assert verify(got) == verify(world.artifact)
+    except ArtifactCorrupt as exc:  # found by who reads it, and rejected
+        assert await world.holdings.quarantine(world.key, world.digest, exc.reason)
+        return "error", exc.reason
     return "hit", "ok"
 
 
