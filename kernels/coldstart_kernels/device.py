@@ -23,6 +23,18 @@ _VMEM_BYTES = {
 }
 
 
+_KERNEL_VMEM_BYTES = {"TPU7x": 32 * _MIB}
+
+
+def kernel_vmem_bytes(device_kind: str) -> int:
+    """What the compiler lets one kernel have of it, where the kernel asks for nothing else.
+
+    32 MiB is what libtpu prints for TPU7x (`scoped_memory_configs` in the compiled text); other kinds weren't asked and
+    get the 16 MiB of older ones.
+    """
+    return _KERNEL_VMEM_BYTES.get(device_kind, 16 * _MIB)
+
+
 def vmem_bytes(device_kind: str) -> int:
     """Vector memory of one device of this kind."""
     return _VMEM_BYTES.get(device_kind, min(_VMEM_BYTES.values()))

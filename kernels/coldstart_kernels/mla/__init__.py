@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from coldstart_kernels.mla.cache import PagedCache
+from coldstart_kernels.mla.merge import merge, merge_weights, merged_lse, weighted
 from coldstart_kernels.mla.op import mla_attention
+from coldstart_kernels.mla.paged_tuning import PagedKey, PagedParams
 from coldstart_kernels.mla.tuning import TuningKey, TuningParams
 
-__all__ = ["TuningKey", "TuningParams", "mla_attention"]
+__all__ = [
+    "PagedCache",
+    "PagedKey",
+    "PagedParams",
+    "TuningKey",
+    "TuningParams",
+    "merge",
+    "merge_weights",
+    "merged_lse",
+    "mla_attention",
+    "weighted",
+]

@@ -24,13 +24,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from coldstart_kernels.mla.reference import SMALLEST
+from coldstart_kernels.mla import running
 from coldstart_kernels.mla.tuning import TuningParams
-
-_CONTRACT_LAST = (((1,), (1,)), ((), ()))
-_MATMUL = (((1,), (0,)), ((), ()))
 
 
 def attend_dense(
@@ -115,9 +111,7 @@ def _launch(
     else:
         mask_spec = pl.BlockSpec((1, 1, block_kv), lambda g, r, k: (g, 0, k))
     return pl.pallas_call(
-        functools.partial(
-            _body, branch=branch, scale=scale, latent_width=latent_width, block_kv=block_kv
-        ),
+        functools.partial(_body, branch=branch, scale=scale, block_kv=block_kv),
         name=f"mla_{branch}",
         grid=(groups, rows // block_rows, keys.shape[1] // block_kv),
         in_specs=[
@@ -134,11 +128,7 @@ def _launch(
             jax.ShapeDtypeStruct((groups, rows, latent_width), queries[read].dtype),
             jax.ShapeDtypeStruct((groups, rows, 1), jnp.float32),
         ],
-        scratch_shapes=[
-            pltpu.VMEM((block_rows, 1), jnp.float32),
-            pltpu.VMEM((block_rows, 1), jnp.float32),
-            pltpu.VMEM((block_rows, latent_width), jnp.float32),
-        ],
+        scratch_shapes=running.scratch(block_rows, latent_width),
         interpret=interpret,
     )(*queries, keys, mask)
 
@@ -156,16 +146,12 @@ def _body(
     *,
     branch: str,
     scale: float,
-    latent_width: int,
     block_kv: int,
 ) -> None:
     key_block = pl.program_id(2)
 
-    @pl.when(key_block == 0)
-    def _start() -> None:
-        top_ref[...] = jnp.full(top_ref.shape, SMALLEST, jnp.float32)
-        total_ref[...] = jnp.zeros(total_ref.shape, jnp.float32)
-        accumulator_ref[...] = jnp.zeros(accumulator_ref.shape, jnp.float32)
+    running_refs = (top_ref, total_ref, accumulator_ref)
+    pl.when(key_block == 0)(lambda: running.start(*running_refs))
 
     q = (q_fragment_ref if branch == "dense" else q_replicated_ref)[0]
     keys = keys_ref[0]
@@ -180,23 +166,8 @@ def _body(
     else:
         allowed = jnp.broadcast_to(mask_ref[0] != 0, (q.shape[0], block_kv))
 
-    scores = jax.lax.dot_general(q, keys, _CONTRACT_LAST, preferred_element_type=jnp.float32)
-    scores = jnp.where(allowed, scores * scale, SMALLEST)
-    top = top_ref[...]
-    new_top = jnp.maximum(top, jnp.max(scores, axis=1, keepdims=True))
-    weights = jnp.where(allowed, jnp.exp(scores - new_top), 0.0)
-    fade = jnp.exp(top - new_top)
-    top_ref[...] = new_top
-    total_ref[...] = total_ref[...] * fade + jnp.sum(weights, axis=1, keepdims=True)
-    values = keys[:, :latent_width]
-    accumulator_ref[...] = accumulator_ref[...] * fade + jax.lax.dot_general(
-        weights.astype(values.dtype), values, _MATMUL, preferred_element_type=jnp.float32
-    )
+    running.add(q, keys, allowed, scale, *running_refs)
 
     @pl.when(key_block == pl.num_programs(2) - 1)
     def _finish() -> None:
-        total = total_ref[...]
-        empty = total == 0.0
-        safe = jnp.where(empty, 1.0, total)
-        out_ref[0] = (accumulator_ref[...] / safe).astype(out_ref.dtype)
-        lse_ref[0] = jnp.where(empty, SMALLEST, top_ref[...] + jnp.log(safe))
+        running.finish(*running_refs, out_ref, lse_ref)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from coldstart_kernels.mla.cache import PagedCache, page_size, read, stored_query
+
 SMALLEST = float(jnp.finfo(jnp.float32).min)
 """Stands for minus infinity: the difference of two of them is 0 and not NaN."""
 
@@ -68,3 +70,28 @@ def _softmax_times(
     out = jnp.einsum(subscripts, weights / jnp.where(empty, 1, total), values)
     lse = jnp.where(empty, SMALLEST, top + jnp.log(jnp.where(empty, 1, total)))
     return out, lse[..., 0]
+
+
+def attend_paged(
+    q: jax.Array,  # [tokens, heads, width]
+    cache: PagedCache,
+    sequence: jax.Array,  # [tokens] int32, -1 for padding
+    limits: jax.Array,  # [tokens] int32
+    indices: jax.Array | None,  # [tokens, index list] int32; None: all positions (dense)
+    *,
+    scale: float,
+    latent_width: int,
+    out_dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array]:
+    """The heads given over each token's positions, dequantized row by row."""
+    if indices is None:
+        positions = cache.page_table.shape[1] * page_size(cache.rows)
+        indices = jnp.arange(positions, dtype=jnp.int32)[None]
+    indices = jnp.broadcast_to(indices, (q.shape[0], indices.shape[1]))
+    rows, inside = read(cache, sequence[:, None], indices)
+    valid = inside & (indices < limits[:, None])
+    keys = jnp.where(valid[..., None], rows, 0)
+    q = stored_query(q, latent_width).astype(jnp.float32)
+    scores = jnp.einsum("thw,tkw->thk", q, keys[..., : q.shape[-1]]) * scale
+    out, lse = _softmax_times(scores, valid[:, None, :], keys[..., :latent_width], "thk,tkl->thl")
+    return out.astype(out_dtype), lse

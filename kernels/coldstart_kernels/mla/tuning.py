@@ -10,7 +10,7 @@ import dataclasses
 from coldstart_kernels import device
 
 _VMEM_SHARE = 0.8
-"""Part of VMEM the kernel may plan for; the rest is the compiler's (spills, semaphores)."""
+"""Part of a kernel's VMEM that may be planned for; the rest is the compiler's (spills, semaphores)."""
 
 _MAX_BLOCK_ROWS = 256
 _MAX_BLOCK_KV = 512
@@ -73,7 +73,7 @@ class TuningParams:
 
 def vmem_budget(key: TuningKey) -> int:
     """Bytes that one launch may plan for on this device."""
-    return int(device.vmem_bytes(key.device_kind) * _VMEM_SHARE)
+    return int(device.kernel_vmem_bytes(key.device_kind) * _VMEM_SHARE)
 
 
 def vmem_needed(key: TuningKey, params: TuningParams) -> int:
