@@ -30,6 +30,7 @@ from gcs_server import GcsServer
 from redis_server import RedisServer
 
 BUCKET = "chaos"
+EVERYTHING = "cs.min_compile_seconds=0"  # its programs compile in no time
 START_SECONDS = 30.0
 LEASE_SECONDS = 3.0
 LIFE_SECONDS = (8.0, 16.0)  # of one client process
@@ -138,8 +139,8 @@ class Fleet:
         redis, gcs = self.links[f"redis-link:{number}"], self.links[f"gcs-link:{number}"]
         hasty = self.plan.hasty
         stores = (
-            f"redis://127.0.0.1:{redis.port}/0" + "?cs.timeout=1s" * hasty,
-            f"gs://{BUCKET}/fleet" + "?cs.timeout=2s" * hasty,
+            f"redis://127.0.0.1:{redis.port}/0?{EVERYTHING}" + "&cs.timeout=1s" * hasty,
+            f"gs://{BUCKET}/fleet?{EVERYTHING}" + "&cs.timeout=2s" * hasty,
         )
         url = f"http://127.0.0.1:{gcs.port}"
         folder, name = self.folder / f"d{number}", f"daemon:{number}"
@@ -149,7 +150,7 @@ class Fleet:
 
     def newcomer(self) -> Daemon:
         """A daemon that has nothing but the bucket: what it hands out is what the bucket says."""
-        stores = (f"gs://{BUCKET}/fleet?cs.timeout=2s",)
+        stores = (f"gs://{BUCKET}/fleet?{EVERYTHING}&cs.timeout=2s",)
         url = f"http://127.0.0.1:{self.gcs_front.port}"
         daemon = Daemon(self.folder / "new", self.log, "newcomer", stores, url)
         self._undo.callback(daemon.stop)

@@ -44,7 +44,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., list[Daemon]]]:
             folder = tmp_path / name
             folder.mkdir()
             started.append(Daemon(folder))
-            started[-1].start("--store", url, *LEASE)
+            started[-1].start("--store", f"{url}?cs.min_compile_seconds=0", *LEASE)
         return started
 
     yield begin
