@@ -133,6 +133,12 @@ DAEMON_SETTINGS: tuple[Setting, ...] = (
         "log_level",
         kinds.one_of("debug", "info", "warning", "error"),
         "info",
+    Setting(
+        "spool_memory",
+        kinds.size,
+        "1GiB",
+        "of all publishes at once, in memory; without a disk store no artifact above a half of it is taken",
+    ),
         "the least that is logged",
     ),
     *(Setting(*row) for row in TRUST_ROWS),
@@ -174,6 +180,7 @@ class DaemonConfig(TrustConfig):
         fixed = [address for address in self.listen if not address.endswith(":0")]
         if len(set(fixed)) != len(fixed):
             raise ConfigError(f"listen names one address twice: {', '.join(fixed)}; name it once")
+    spool_memory: int = 1 << 30
         if len(set(self.store)) != len(self.store):
             raise ConfigError(f"store names one tier twice: {', '.join(self.store)}; name it once")
         self.check_trust()

@@ -29,6 +29,7 @@ METAVARS = {
     "log": "text|json",
     "signing_key": "FILE",
     "trusted_keys": "FILE",
+    "spool_memory": "SIZE",
     "revoked": "FILE",
     "audit_file": "FILE",
     "namespace": "NAME",

@@ -38,7 +38,7 @@ from coldstart.server.lease_book import LeaseBook
 from coldstart.server.negatives import NegativeEntries
 from coldstart.server.notary import Notary
 from coldstart.server.open_lookups import OpenLookup, OpenLookups
-from coldstart.server.spool import Spool
+from coldstart.server.spool import Spool, SpoolMemory
 from coldstart.server.tally import Tally
 
 log = logging.getLogger("coldstart.server")
@@ -90,6 +90,7 @@ class Publisher:
         self._memory = memory
         self._tally = tally
         self._now = now
+        self._spool_memory = SpoolMemory(config.spool_memory)
         self._notary = notary
         self.count = (
             0  # artifacts stored or adopted: lets a lookup see that one came while it was asking
@@ -198,7 +199,7 @@ class Publisher:
                 await self._leases.done_here(lookup.lease_id)
 
         place = await self._holdings.open_spool(header)
-        async with Spool(header, place) as spool:
+        async with Spool(header, place, self._spool_memory) as spool:
             artifact = await spool.take(chunks)
             async with self._renewing(lookup):
                 return await self._holdings.put(

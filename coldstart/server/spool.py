@@ -12,14 +12,12 @@ from types import TracebackType
 from typing import BinaryIO
 
 from coldstart.artifact import Artifact, BytesPayload, FilePayload, Header
-from coldstart.errors import ArtifactCorrupt, TierError, TooLarge
+from coldstart.errors import ArtifactCorrupt, TierError, TierFull, TooLarge
 from coldstart.store.disk_layout import translated
 
 SPOOL_BYTES = 4 << 20  # written at once: a hop to a thread per chunk would cost more than the write
 # Room is asked for as bytes arrive, for as much again as came already, up to this much ahead.
 AHEAD_BYTES = 64 << 20
-MAX_MEMORY_BYTES = 1 << 30  # without a disk the bytes are held in memory; more than this is refused
-
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -34,15 +32,37 @@ class DiskPlace:
     refused: Callable[[TierError], None]  # told why the disk didn't take it
 
 
+class SpoolMemory:
+    """What all publishes of a daemon may hold in memory at once. On one event loop."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    def hold(self, more_bytes: int) -> None:
+        """Raises TierFull."""
+        if self.held_bytes + more_bytes > self.limit_bytes:
+            raise TierFull(
+                f"publishes hold {self.held_bytes} bytes in memory, spool_memory is {self.limit_bytes}: no room "
+                f"for {more_bytes} more"
+            )
+        self.held_bytes += more_bytes
+
+    def give_back(self, bytes_held: int) -> None:
+        self.held_bytes -= bytes_held
+
+
 class Spool:
     """Where the bytes of one publish go until they are known to be good. A context manager: leaves nothing behind.
 
     On a disk a file comes to hold a whole artifact, prefix first, so that the disk can keep it as it is. Without one
-    (`place` is None) the bytes are held in memory.
+    (`place` is None) the bytes are held in memory until the spool is left, and twice while they are put together.
     """
 
-    def __init__(self, header: Header, place: DiskPlace | None) -> None:
+    def __init__(self, header: Header, place: DiskPlace | None, memory: SpoolMemory) -> None:
         self._header = header
+        self._memory = memory
+        self._held_bytes = 0  # of it
         self._place = place
         self._path = None if place is None else place.path
         self._room_bytes = 0
@@ -61,10 +81,10 @@ class Spool:
             except BaseException:
                 self._close()
                 raise
-        elif header.payload_bytes > MAX_MEMORY_BYTES:
+        elif 2 * header.payload_bytes > self._memory.limit_bytes:
             raise TooLarge(
-                f"payload is {header.payload_bytes} bytes; a daemon without a disk tier takes "
-                f"{MAX_MEMORY_BYTES}"
+                f"payload is {header.payload_bytes} bytes; without a disk that takes it a half of "
+                f"spool_memory={self._memory.limit_bytes} is the most"
             )
         return self
 
@@ -72,9 +92,10 @@ class Spool:
         """All bytes, checked against the header's size and digest.
 
         Raises:
-            ArtifactCorrupt: they don't fit. TierError: the disk didn't take them.
+            ArtifactCorrupt: they don't fit. TierError: the disk didn't take them. TierFull: no memory for them.
         """
         async for chunk in chunks:
+            self._hold(len(chunk))
             self._size += len(chunk)
             if self._size > self._header.payload_bytes:
                 raise ArtifactCorrupt(
@@ -95,13 +116,18 @@ class Spool:
                 f"{self._header.digest[:12]}"
             )
         if self._file is None or self._path is None:
-            return Artifact(self._header, BytesPayload(b"".join(self._kept)))
+            self._hold(self._size)
+            whole = b"".join(self._kept)
+            self._kept.clear()
+            self._give_back(self._size)
+            return Artifact(self._header, BytesPayload(whole))
         await self._on_disk(self._file.close)
         offset = len(self._header.prefix())
         return Artifact(self._header, FilePayload(self._path, offset, self._size))
 
     async def _flush(self) -> None:
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        pending, pending_bytes = self._pending, self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
         if self._place is None:
             await asyncio.to_thread(self._write, pending)
             return
@@ -116,6 +142,15 @@ class Spool:
                 self._place.refused(exc)
                 raise
         await self._on_disk(lambda: self._write(pending))
+        self._give_back(pending_bytes)
+
+    def _hold(self, more_bytes: int) -> None:
+        self._memory.hold(more_bytes)
+        self._held_bytes += more_bytes
+
+    def _give_back(self, bytes_held: int) -> None:
+        self._memory.give_back(bytes_held)
+        self._held_bytes -= bytes_held
 
     async def _on_disk(self, work: Callable[[], None]) -> None:
         place = self._place
@@ -149,6 +184,7 @@ class Spool:
         self._close()
 
     def _close(self) -> None:
+        self._give_back(self._held_bytes)
         if self._file is not None:
             with contextlib.suppress(OSError):  # what is still in its buffer: nobody wants it
                 self._file.close()
