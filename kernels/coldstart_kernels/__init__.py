@@ -5,7 +5,10 @@ Independent of Coldstart: imports JAX and NumPy only, so that the folder can be 
 
 from __future__ import annotations
 
-from coldstart_kernels.mla import mla_attention
+from coldstart_kernels.gated_delta_net import gated_delta_net
+from coldstart_kernels.grouped_matmul import grouped_matmul
+from coldstart_kernels.mla import PagedCache, mla_attention
+from coldstart_kernels.mla_indexer import IndexCache, index_candidates, keep_winners
 from coldstart_kernels.moe_routing import (
     MoeSwitches,
     moe_combine,
@@ -15,7 +18,13 @@ from coldstart_kernels.moe_routing import (
 )
 
 __all__ = [
+    "IndexCache",
     "MoeSwitches",
+    "PagedCache",
+    "gated_delta_net",
+    "grouped_matmul",
+    "index_candidates",
+    "keep_winners",
     "mla_attention",
     "moe_combine",
     "moe_dispatch",
