@@ -139,9 +139,7 @@ class Bucket:
         self._opening = threading.Lock()  # held while credentials are looked for
         self._client: Any = None
         self._born = time.monotonic()
-        self._server_ahead = (
-            0.0  # seconds that the server's wall clock is ahead of our monotonic one
-        )
+        self._server_ahead = 0.0  # seconds: the server's wall clock less our monotonic one
         self._heard_at = 0.0  # by our clock; 0: never
         self._failed_at = 0.0  # by our clock; 0: the last call that ended worked
         self._closed = False
@@ -246,9 +244,8 @@ class Bucket:
             return stored
 
         seconds = self.patience.call_seconds + size_bytes / SLOWEST_BYTES_PER_SECOND
-        return await self._ask(
-            "write", name, call, seconds=seconds, tries=tries or self.patience.write_tries
-        )
+        tries = tries or self.patience.write_tries
+        return await self._ask("write", name, call, seconds=seconds, tries=tries)
 
     async def copy(self, source: Stored, name: str) -> bool:
         """Another name for the same bytes; False: they are gone."""
@@ -308,9 +305,8 @@ class Bucket:
                 got = await work
         except TimeoutError as exc:
             self._failed_at = time.monotonic()
-            raise TierTimeout(
-                f"gcs: {op} of {name}: no answer within {deadline.seconds:g} s"
-            ) from exc
+            words = f"gcs: {op} of {name}: no answer within {deadline.seconds:g} s"
+            raise TierTimeout(words) from exc
         except TierError as exc:
             self._failed_at = time.monotonic()
             raise type(exc)(f"gcs: {op} of {name}: {exc}") from exc.__cause__
