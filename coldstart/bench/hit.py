@@ -18,11 +18,12 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coldstart.bench.progress import Progress, quiet
 from coldstart.bench.start import PHASES
 from coldstart.demo import processes
 from coldstart.demo.interruption import Interruption
@@ -108,7 +109,7 @@ def run(
     *,
     repeats: int,
     interruption: Interruption | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
 ) -> HitResult:
     """Fill both caches, then start warm in turns.
 
@@ -145,15 +146,17 @@ def run(
             seconds=START_SECONDS,
             interruption=interruption,
         )
-        wall = said["seconds"]["wall"]
-        say(f"{name} {arm}: {said['compiles']} of {said['programs']} compiled, {wall:.2f} s")
+        ended.append(said)
         return said
 
-    cold = {arm: start(arm, "cold") for arm in ARMS}
-    rounds: list[dict[str, Said]] = []
-    for number in range(repeats):
-        order: Sequence[str] = ARMS if number % 2 == 0 else ARMS[::-1]
-        rounds.append({arm: start(arm, f"warm-{number + 1}") for arm in order})
+    ended: list[Said] = []
+    total = len(ARMS) * (1 + repeats)
+    with (progress or quiet()).of("starts", lambda: len(ended), 0, total, "starts"):
+        cold = {arm: start(arm, "cold") for arm in ARMS}
+        rounds: list[dict[str, Said]] = []
+        for number in range(repeats):
+            order: Sequence[str] = ARMS if number % 2 == 0 else ARMS[::-1]
+            rounds.append({arm: start(arm, f"warm-{number + 1}") for arm in order})
     return HitResult(plan.name, devices, cold, tuple(rounds))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coldstart.bench.identity_programs import DEVICES
+from coldstart.bench.progress import Progress, count_noted, quiet
 from coldstart.demo import processes
 from coldstart.demo.interruption import Interruption
 
@@ -50,8 +52,10 @@ def run(
     repeats: int,
     seconds: float = 3600.0,
     interruption: Interruption | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measure in a process of its own. Raises ColdstartError where that fails."""
+    record = folder / "progress"
     environ = processes.plain_environment()
     flags = environ.get("XLA_FLAGS", "")
     environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={DEVICES}".strip()
@@ -59,10 +63,20 @@ def run(
         f"--layers={','.join(map(str, layers))}",
         f"--repeats={repeats}",
         f"--address={address}",
+        f"--record={record}",
     ]
-    (found,) = processes.run_all(
-        WORKER, [arguments], environ, folder, at_once=1, seconds=seconds, interruption=interruption
-    )
+    # A program is lowered once and measured `repeats` times; each takes time by its length.
+    total = sum(layers) * (1 + repeats)
+    with (progress or quiet()).of("identity", partial(count_noted, record), 0, total, "layers"):
+        (found,) = processes.run_all(
+            WORKER,
+            [arguments],
+            environ,
+            folder,
+            at_once=1,
+            seconds=seconds,
+            interruption=interruption,
+        )
     for size in found["sizes"]:
         spent = size["seconds"]
         size["first_per_op_us"] = round(spent["first"] / size["ops"] * 1e6, 2)

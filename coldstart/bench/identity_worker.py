@@ -14,12 +14,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from coldstart.bench.identity_programs import lowered
+from coldstart.bench.progress import note
 
 
-def measure(layers: int, repeats: int) -> dict[str, Any]:
+def measure(layers: int, repeats: int, record: Path) -> dict[str, Any]:
     """Seconds by step for the program of so many layers, and its number of ops."""
     from coldstart import wire_descriptor
     from coldstart.client import identify, jax_internals, jax_module, normal_form
@@ -65,9 +67,11 @@ def measure(layers: int, repeats: int) -> dict[str, Any]:
         "alias": lambda: identify.raw_digest(request, surroundings(), canonical=True),
     }
     seconds: dict[str, float] = dict.fromkeys(steps, float("inf"))
+    note(record, layers)
     for _ in range(repeats):  # in turns, so that a noisy minute is everybody's
         for name, step in steps.items():
             seconds[name] = min(seconds[name], _cpu(step))
+        note(record, layers)
     return {
         "layers": layers,
         "ops": sum(1 for _ in jax_internals.walk(module)),
@@ -143,9 +147,10 @@ def main() -> None:
     parser.add_argument("--layers", required=True)
     parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--address", required=True)
+    parser.add_argument("--record", type=Path, required=True, help="where progress is noted")
     arguments = parser.parse_args()
     layers = [int(text) for text in arguments.layers.split(",")]
-    sizes = [measure(number, arguments.repeats) for number in layers]
+    sizes = [measure(number, arguments.repeats, arguments.record) for number in layers]
     print(json.dumps({"sizes": sizes, "call": call(arguments.address)}))
 
 

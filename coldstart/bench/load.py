@@ -14,12 +14,14 @@ are added, never renamed; tests/bench/golden/load.json):
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from coldstart.bench.progress import Progress, count_noted, quiet
 from coldstart.demo import processes
 from coldstart.demo.interruption import Interruption
 from coldstart.demo.processes import Daemon
@@ -35,6 +37,7 @@ def run(
     seconds: float,
     rounds: int,
     interruption: Interruption | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measure. Raises ColdstartError where a client fails.
 
@@ -43,22 +46,24 @@ def run(
         rounds: of which medians are taken; of hits five times as many.
     """
 
-    def client(what: str, *arguments: str) -> dict[str, Any]:
-        (found,) = processes.run_all(
-            CLIENT,
-            [[what, f"--address={daemon.address}", *arguments]],
-            processes.plain_environment(),
-            folder,
-            at_once=1,
-            seconds=600.0 + 10 * rounds * seconds,
-            interruption=interruption,
-        )
+    def client(what: str, total: int, things: str, *arguments: str) -> dict[str, Any]:
+        record = folder / f"{what}.progress"
+        with (progress or quiet()).of(what, partial(count_noted, record), 0, total, things):
+            (found,) = processes.run_all(
+                CLIENT,
+                [[what, f"--address={daemon.address}", f"--record={record}", *arguments]],
+                processes.plain_environment(),
+                folder,
+                at_once=1,
+                seconds=600.0 + 10 * rounds * seconds,
+                interruption=interruption,
+            )
         return found
 
     phases = (f"--seconds={seconds}", f"--rounds={rounds}")
-    rates = client("rates", *phases)
-    paced = client("paced", *phases, f"--rate={RATE}")
-    hit = client("hit", f"--rounds={5 * rounds}")
+    rates = client("rates", 3 * (rounds + 1), "phases", *phases)
+    paced = client("paced", 2 * rounds, "phases", *phases, f"--rate={RATE}")
+    hit = client("hit", 5 * rounds + 1, "hits", f"--rounds={5 * rounds}")
     rates["lookup_over_empty"] = round(rates["lookup"] / rates["empty"], 3)
     paced["p99_busy_over_idle"] = round(paced["busy_p99"] / paced["idle_p99"], 2)
     hit["hit_over_plain"] = round((hit["hit"] - hit["call"]) / hit["plain"], 2)

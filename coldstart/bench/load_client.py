@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import os
 import random
@@ -21,18 +20,27 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
-import zstandard
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coldstart import artifact, wire
-from coldstart.artifact import Artifact
-from coldstart.client import volume
+from coldstart.bench.calls import (
+    PATIENCE_SECONDS,
+    Reader,
+    artifact_of,
+    ending,
+    plain_read,
+    publish,
+    question,
+    record_of,
+)
+from coldstart.bench.progress import note
 from coldstart.client.client import CacheClient
-from coldstart.identity.key import Component, KeyRecord, key_of
+from coldstart.identity.key import KeyRecord
 from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 from coldstart.rpc.v1 import cache_pb2_grpc
@@ -42,57 +50,8 @@ SMALL_BYTES = 10_000
 UPLOAD_BYTES = 50 << 20
 HIT_BYTES = 8 << 20
 IN_FLIGHT = 32
-PATIENCE_SECONDS = 60.0
 
-
-def record_of(name: str) -> KeyRecord:
-    values = {"program": hashlib.sha256(name.encode()).hexdigest(), "options": "bench"}
-    values |= {"target": '{"platform": "cpu"}', "flags": "", "callbacks": "0"}
-    return KeyRecord(tuple(Component(n, v) for n, v in values.items()), program_name=name)
-
-
-def publish(client: CacheClient, record: KeyRecord, raw: bytes, *, codec: str = "zstd") -> Artifact:
-    """Ask, compile nothing, send: as a participant that leads does."""
-    lookup_id = uuid.uuid4().hex
-    reply = client.lookup(_question(record, lookup_id), PATIENCE_SECONDS)
-    made = artifact.make(
-        raw,
-        codec=codec,
-        key=key_of(record),
-        module_digest=record.module_digest,
-        platform="cpu",
-        target=record["target"].value,
-        partitions=1,
-        replicas=1,
-        callbacks=0,
-        compile_seconds=10.0,
-        program_name=record.program_name,
-    )
-    start = pb.PublishStart(
-        lookup_id=lookup_id,
-        lease_id=reply.lease.lease_id,
-        header=made.header.encode(),
-        record=wire.record_to_pb(record),
-        planned=True,
-    )
-    client.publish(start, made.payload.chunks(), PATIENCE_SECONDS)
-    client.finish(_end(lookup_id, record, Outcome.MISS, Reason.COLD), PATIENCE_SECONDS)
-    return made
-
-
-def _question(record: KeyRecord, lookup_id: str, *, proof: bytes = b"") -> pb.LookupRequest:
-    host = pb.Host(mode=pb.MODE_CANONICAL, planned=True, volume_proof=proof)
-    return pb.LookupRequest(lookup_id=lookup_id, host=host, record=wire.record_to_pb(record))
-
-
-def _end(lookup_id: str, record: KeyRecord, outcome: Outcome, reason: Reason) -> pb.FinishRequest:
-    return pb.FinishRequest(
-        lookup_id=lookup_id,
-        key=key_of(record),
-        outcome=wire.outcome_to_pb(outcome),
-        reason=wire.reason_to_pb(reason),
-        program_name=record.program_name,
-    )
+Done = Callable[[], None]  # told of each thing that progress counts
 
 
 class Asking:
@@ -102,8 +61,8 @@ class Asking:
         self._cache: Any = cache_pb2_grpc.CacheStub(channel)
         self._health: Any = health_pb2_grpc.HealthStub(channel)
         # Made once, as a participant makes its records once: what is measured is the daemon.
-        self._questions = [_question(record, "") for record in records]
-        self._ends = [_end("", record, Outcome.HIT, Reason.OK) for record in records]
+        self._questions = [question(record, "") for record in records]
+        self._ends = [ending("", record, Outcome.HIT, Reason.OK) for record in records]
         self._open: list[tuple[int, str]] = []
         self._next = random.randrange(1 << 62)
 
@@ -172,20 +131,23 @@ class Asking:
         return walls
 
 
-async def rates(address: str, records: list[KeyRecord], seconds: float, rounds: int) -> Any:
+async def rates(
+    address: str, records: list[KeyRecord], seconds: float, rounds: int, done: Done
+) -> Any:
     found: dict[str, list[float]] = {"empty": [], "lookup": [], "whole": []}
     async with grpc.aio.insecure_channel(_target(address)) as channel:
         asking = Asking(channel, records)
         for number in range(rounds + 1):
             for what in found:
                 calls = await asking.rate(what, seconds if number else seconds / 4)
+                done()
                 if number:  # the first round warms up
                     found[what].append(calls)
     return {what: statistics.median(values) for what, values in found.items()} | {"rounds": found}
 
 
 async def paced(
-    address: str, records: list[KeyRecord], seconds: float, rounds: int, rate: float
+    address: str, records: list[KeyRecord], seconds: float, rounds: int, rate: float, done: Done
 ) -> Any:
     """Latencies with nothing else going on, and while another process uploads, in turns."""
     walls: dict[str, list[float]] = {"idle": [], "busy": []}
@@ -195,6 +157,7 @@ async def paced(
         await asking.paced(rate, seconds / 4)
         for _ in range(rounds):
             walls["idle"] += await asking.paced(rate, seconds)
+            done()
             command = [sys.executable, "-m", "coldstart.bench.load_client", "upload"]
             uploader = await asyncio.create_subprocess_exec(
                 *command,
@@ -209,6 +172,7 @@ async def paced(
             walls["busy"] += await asking.paced(rate, seconds)
             uploaded += json.loads(await uploader.stdout.readline())["uploaded"]
             await uploader.wait()
+            done()
     return {
         **{f"{name}_p50": _percentile(values, 0.5) for name, values in walls.items()},
         **{f"{name}_p99": _percentile(values, 0.99) for name, values in walls.items()},
@@ -224,40 +188,32 @@ def upload(client: CacheClient, seconds: float) -> int:
     sys.stdin.readline()
     until, sent = time.monotonic() + seconds, 0
     while time.monotonic() < until:
-        publish(client, record_of(f"upload {uuid.uuid4().hex}"), raw, codec="raw")
+        record = record_of(f"upload {uuid.uuid4().hex}")
+        publish(client, record, artifact_of(record, raw, codec="raw"))
         sent += len(raw)
     return sent
 
 
-def hit(client: CacheClient, rounds: int) -> Any:
+def hit(address: str, rounds: int, done: Done) -> Any:
     """Seconds of a whole hit by path, and of its parts done plainly, in turns."""
     pattern = random.Random(1).randbytes(HIT_BYTES // 4)
     raw = pattern + bytes(HIT_BYTES // 2) + pattern  # a part of it compresses, as executables do
     record = record_of(f"8 MB {uuid.uuid4().hex}")
-    made = publish(client, record, raw)
-    hello = client.hello()
-    root = Path(hello.volume.root)
-    proof = volume.proof(root, hello.volume.nonce_path)
+    made = artifact_of(record, raw)
+    reader = Reader(address)
+    publish(reader.client, record, made)
     walls: dict[str, list[float]] = {"hit": [], "plain": [], "call": []}
     for _ in range(rounds + 1):
-        lookup_id = uuid.uuid4().hex
+        seconds, found = reader.hit(record)
+        walls["hit"].append(seconds)
+        seconds, plain = plain_read(reader.path, made)
+        walls["plain"].append(seconds)
         began = time.perf_counter()
-        reply = client.lookup(_question(record, lookup_id, proof=proof), PATIENCE_SECONDS)
-        path = volume.inside(root, reply.hit.path)
-        found = artifact.decode(artifact.open_file(path))
-        walls["hit"].append(time.perf_counter() - began)
-        client.finish(_end(lookup_id, record, Outcome.HIT, Reason.OK), PATIENCE_SECONDS)
-        began = time.perf_counter()
-        data = path.read_bytes()[len(made.header.prefix()) :]
-        if hashlib.sha256(data).hexdigest() != made.header.digest:
-            raise RuntimeError("the file isn't the artifact")
-        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=len(raw))
-        walls["plain"].append(time.perf_counter() - began)
-        began = time.perf_counter()
-        client.hello()
+        reader.client.hello()
         walls["call"].append(time.perf_counter() - began)
         if not found == plain == raw:
             raise RuntimeError("a hit gave other bytes")
+        done()
     medians = {name: statistics.median(values[1:]) for name, values in walls.items()}
     return {**medians, "payload_bytes": made.header.payload_bytes, "raw_bytes": len(raw)}
 
@@ -277,23 +233,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--record", type=Path, help="where progress is noted")
     given = parser.parse_args()
+    done = partial(note, given.record) if given.record else lambda: None
     client = CacheClient(given.address, holder="bench load")
     client.connect(PATIENCE_SECONDS)
     found: Any
     if given.what == "upload":
         found = {"uploaded": upload(client, given.seconds)}
     elif given.what == "hit":
-        found = hit(client, given.rounds)
+        found = hit(given.address, given.rounds, done)
     else:
         records = [record_of(f"program {number}") for number in range(PROGRAMS)]
         for record in records:
-            publish(client, record, os.urandom(SMALL_BYTES))
+            publish(client, record, artifact_of(record, os.urandom(SMALL_BYTES)))
         if given.what == "rates":
-            found = asyncio.run(rates(given.address, records, given.seconds, given.rounds))
+            found = asyncio.run(rates(given.address, records, given.seconds, given.rounds, done))
         else:
             found = asyncio.run(
-                paced(given.address, records, given.seconds, given.rounds, given.rate)
+                paced(given.address, records, given.seconds, given.rounds, given.rate, done)
             )
     print(json.dumps(found), flush=True)
 

@@ -1,4 +1,7 @@
-"""Progress of a long bench: how many programs are recorded, and when it may be done. Lines or one that is redrawn."""
+"""Progress of a bench: how much is done, and when it may all be. One line now and then, and a last one.
+
+What is done in other processes is counted in files: a line for each thing, or the number of things in a line (`note`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 
 class Progress:
-    """Watches records grow and says so every `seconds`."""
+    """Looks how much is done and says so every `seconds`."""
 
     def __init__(self, say: Callable[[str], None], seconds: float = 10.0) -> None:
         self._say = say
@@ -20,16 +23,16 @@ class Progress:
     def of(
         self,
         name: str,
-        records: Sequence[Path],
+        count: Callable[[], int],
         before: int,
         total: int,
         things: str = "programs",
     ) -> Iterator[None]:
-        """Inside, say how `records` grow from `before` lines in all to `total`; a line is one of `things`."""
+        """Inside, say how `count` grows from `before` to `total` of `things`."""
         began, over = time.monotonic(), threading.Event()
 
         def now() -> str:
-            done, seconds = count_lines(records), time.monotonic() - began
+            done, seconds = count(), time.monotonic() - began
             return told(name, done, before, total, seconds, things)
 
         def watch() -> None:
@@ -47,6 +50,26 @@ class Progress:
             over.set()
             watcher.join()
             self._say(now())
+
+
+def quiet() -> Progress:
+    """One that says nothing."""
+    return Progress(lambda line: None, 3600.0)
+
+
+def note(record: Path, things: int = 1) -> None:
+    """So many more are done."""
+    with record.open("a") as file:
+        file.write(f"{things}\n")
+
+
+def count_noted(record: Path) -> int:
+    """All that was noted there; what is being written doesn't count yet."""
+    if not record.exists():
+        return 0
+    return sum(
+        int(line) for line in record.read_text().splitlines(keepends=True) if line.endswith("\n")
+    )
 
 
 def told(

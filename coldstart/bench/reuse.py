@@ -32,11 +32,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from coldstart.bench.pieces import TOLERANCE
-from coldstart.bench.progress import Progress
+from coldstart.bench.progress import Progress, count_lines, quiet
 from coldstart.bench.reuse_participant import Part, read_record
 from coldstart.demo import processes
 from coldstart.demo.interruption import Interruption
@@ -212,13 +213,12 @@ def run(
         resumed += before
         total = size.participants * size.programs
         began = time.monotonic()
-        with (progress or Progress(lambda line: None)).of(
-            name, _records(name, size, folder), before, total
-        ):
+        records = _records(name, size, folder)
+        with (progress or quiet()).of(name, partial(count_lines, records), before, total):
             _run_arm(name, size, daemon, folder, parallel, seconds, interruption)
         wall = time.monotonic() - began
-        records = tuple(tuple(read_record(part.record)) for part in _parts(name, size, folder))
-        arms[name] = Arm(name, records, wall)
+        lines = tuple(tuple(read_record(part.record)) for part in _parts(name, size, folder))
+        arms[name] = Arm(name, lines, wall)
         if len(arms[name].lines) != total:
             raise ColdstartError(f"{name}: {len(arms[name].lines)} of {total} programs recorded")
     versions = {line["jax"] for arm in arms.values() for line in arm.lines}

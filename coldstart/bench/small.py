@@ -19,11 +19,11 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coldstart.bench.progress import Progress, quiet
 from coldstart.client.client import CacheClient
 from coldstart.demo import processes
 from coldstart.demo.interruption import Interruption
@@ -100,7 +100,7 @@ def run(
     *,
     rounds: int,
     interruption: Interruption | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
 ) -> SmallResult:
     """Start stock JAX, and Coldstart twice, `rounds` times.
 
@@ -110,6 +110,18 @@ def run(
     Raises:
         ColdstartError: a process failed.
     """
+    ended: list[Said] = []
+    with (progress or quiet()).of("small", lambda: len(ended), 0, len(STARTS) * rounds, "starts"):
+        return _run(programs, folder, rounds, interruption, ended)
+
+
+def _run(
+    programs: int,
+    folder: Path,
+    rounds: int,
+    interruption: Interruption | None,
+    ended: list[Said],
+) -> SmallResult:
     environ = processes.plain_environment()
     found: list[dict[str, Said]] = []
     daemon_cpu: list[float] = []
@@ -135,11 +147,7 @@ def run(
                     seconds=START_SECONDS,
                     interruption=interruption,
                 )
-                seconds = said["seconds"]
-                say(
-                    f"{name}: {said['compiles']} of {programs} compiled, {seconds['wall']:.2f} s, "
-                    f"{seconds['cpu']:.2f} s of processor"
-                )
+                ended.append(said)
                 return dict(said)
 
             order = STARTS if number % 2 == 0 else ("first", "second", "stock")

@@ -26,10 +26,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coldstart.bench.progress import Progress
+from coldstart.bench.progress import Progress, count_lines, quiet
 from coldstart.bench.reuse_participant import read_record
 from coldstart.bench.soundness_judge import Line
 from coldstart.bench.soundness_mutations import NAMES, known, pair
@@ -182,9 +183,9 @@ def run(
     before = sum(piece.done for piece in pieces)
     left = [piece for piece in pieces if piece.done < piece.end - piece.first]
     began = time.monotonic()
-    with (progress or Progress(lambda line: None)).of(
-        f"soundness, seed {plan.seed}", [p.record for p in pieces], before, total, "pairs"
-    ):
+    judged = partial(count_lines, [piece.record for piece in pieces])
+    name = f"soundness, seed {plan.seed}"
+    with (progress or quiet()).of(name, judged, before, total, "pairs"):
         try:
             processes.run_all(
                 WORKER,

@@ -14,6 +14,7 @@ import argparse
 import importlib
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from coldstart.bench.caches import CACHES, use_cache
@@ -43,14 +44,13 @@ def start(plan: Plan, cache: str, folder: str, began: float) -> dict[str, Any]:
     cpu = time.process_time()
     from coldstart.client import jax_internals
 
-    retrieved = _Retrieved()
-    jax.monitoring.register_event_duration_secs_listener(retrieved)
+    retrieved = Retrieved()
     instruments, instruments_cpu = time.perf_counter() - imported, time.process_time() - cpu
     if cache == "coldstart":  # it needs that module itself
         instruments = instruments_cpu = 0.0
     compiles = jax_internals.count_backend_compiles()
     use_cache(cache, folder)
-    seam = _Seam(jax_internals)
+    seam = Seam(jax_internals)
     devices = jax.devices()
     programs = programs_of(plan)
     seconds["import"] = time.perf_counter() - first - instruments
@@ -112,23 +112,26 @@ def programs_of(plan: Plan) -> list[Any]:
     return [known[entry] for entry in entries]
 
 
-class _Retrieved:
-    """Listens for what JAX's own cache says of a hit."""
+class Retrieved:
+    """Listens for what JAX's own cache says of a hit, from now on."""
 
     def __init__(self) -> None:
+        import jax
+
         self.seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self)
 
     def __call__(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == RETRIEVED:
             self.seconds += duration_secs
 
 
-class _Seam:
+class Seam:
     """Times the function in which JAX asks its cache or compiles, whatever is wrapped around it by then."""
 
     def __init__(self, jax_internals: Any) -> None:
         self.seconds = 0.0
-        jax_internals.wrap_compile(self._timed)
+        self.close: Callable[[], None] = jax_internals.wrap_compile(self._timed)
 
     def _timed(self, original: Any) -> Any:
         def timed(*args: Any, **kwargs: Any) -> Any:

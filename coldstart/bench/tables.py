@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
+from coldstart.bench import tiers
 from coldstart.bench.hit import HitResult
 from coldstart.bench.pieces import TOLERANCE
 from coldstart.bench.reuse import ReuseResult
@@ -25,7 +28,7 @@ MEANING = {
 USUAL = ("hit ok", "hit waited", "miss cold")
 
 
-def show_hit(result: HitResult, console: Console) -> None:
+def show_hit(result: HitResult, by_tier: dict[str, Any], console: Console) -> None:
     stock, ours, ratio = result.medians("stock"), result.medians("coldstart"), result.ratio
     table = Table(
         title=f"Warm starts of {result.plan} ({result.cold['stock']['programs']} programs, {result.devices} "
@@ -59,6 +62,7 @@ def show_hit(result: HitResult, console: Console) -> None:
             f"{result.warm_compiles(name)} compiles in all warm starts.",
             soft_wrap=True,
         )
+    tiers.show(by_tier, console)
 
 
 def show_reuse(result: ReuseResult, console: Console) -> None:

@@ -1,6 +1,7 @@
 """Processes that a demo starts and is sure to end: a daemon, and participants all at once.
 
-Each runs in a session of its own, so that Ctrl-C reaches only the command, which then ends them one by one, by pid.
+Each runs in a session of its own, so that Ctrl-C reaches only the command, which then ends them one by one, by pid. If
+the command itself is killed, each of them ends by itself (see `tied`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from coldstart.errors import ColdstartError
 
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
+TIED = "coldstart.demo.tied"
 
 
 def end(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> None:
@@ -34,17 +36,20 @@ def end(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> None
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def start(
     module: str, arguments: Sequence[str], environ: Mapping[str, str], folder: Path, name: str
 ) -> subprocess.Popen[bytes]:
-    """`python -m module arguments`, its output in folder/name.out and .err."""
+    """`python -m module arguments`, its output in folder/name.out and .err; it ends with this process."""
     with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", TIED, module, *arguments],
             env=dict(environ),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            bufsize=0,
             stdout=out,
             stderr=err,
             start_new_session=True,
@@ -73,16 +78,30 @@ def daemon(
     interruption: Interruption | None = None,
 ) -> Iterator[Daemon]:
     """A daemon on a socket in `folder` over a disk store; its log is folder/daemon.err."""
+    url = f"disk://{store}" + (f"?cs.limit={limit}" if limit else "")
+    with daemon_on(folder, [url], *options, interruption=interruption) as found:
+        yield found
+
+
+@contextmanager
+def daemon_on(
+    folder: Path,
+    stores: Sequence[str],
+    *options: str,
+    environ: Mapping[str, str] | None = None,
+    interruption: Interruption | None = None,
+) -> Iterator[Daemon]:
+    """A daemon on a socket in `folder` over any stores, in their order; `environ` is added to the plain one.
+
+    Raises:
+        ColdstartError: it does not start, or not in time.
+    """
     ready = folder / "ready.json"
     address = f"unix://{folder}/coldstart.sock"
-    arguments = [
-        "daemon",
-        f"--listen={address}",
-        f"--store=disk://{store}" + (f"?cs.limit={limit}" if limit else ""),
-        f"--ready-file={ready}",
-        *options,
-    ]
-    process = start("coldstart.cli.main", arguments, plain_environment(), folder, "daemon")
+    arguments = ["daemon", f"--listen={address}", f"--ready-file={ready}"]
+    arguments += [*(f"--store={url}" for url in stores), *options]
+    whole = plain_environment() | dict(environ or {})
+    process = start("coldstart.cli.main", arguments, whole, folder, "daemon")
     wait = time.sleep if interruption is None else interruption.wait
     try:
         deadline = time.monotonic() + START_SECONDS

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcs_server import cloud, gcs_process  # noqa: F401
 
 from coldstart.demo.processes import plain_environment
 

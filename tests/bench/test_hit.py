@@ -2,25 +2,84 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from coldstart.bench import redis_here
 from coldstart.bench.hit import HitResult
 from coldstart.bench.start import PHASES
+from coldstart.bench.tiers import show
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "hit.json").read_text())
 
 
-def test_warm_starts_under_both_caches(bench, shape: Callable[[Any], Any], tmp_path: Path) -> None:
+@pytest.fixture
+def bucket_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bucket of the emulator, as somebody names it who has one; "": the extra is missing here."""
+    if importlib.util.find_spec("google.cloud.storage") is None:
+        return ""
+    cloud = request.getfixturevalue("cloud")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.proxy.url)
+    return f"gs://{cloud.bucket}/bench"
+
+
+def test_warm_starts_under_both_caches_and_hits_of_every_tier(
+    bench, shape: Callable[[Any], Any], tmp_path: Path, bucket_url: str
+) -> None:
     plan = tmp_path / "small.toml"
     plan.write_text('programs = "bench_programs:small"\n')
-    done = bench("hit", f"--plan={plan}", "--target=cpu:2", "--repeats=1", "--json")
+    stores = [f"--store={bucket_url}"] if bucket_url else []
+    few = ("--repeats=1", "--sizes=20kB,200kB", "--seconds=0.05")
+    done = bench("hit", f"--plan={plan}", "--target=cpu:2", *few, "--json", *stores)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    phases(found, shape)
+    tiers(found["tiers"], [bucket_url] if bucket_url else [])
+    said = done.stderr.splitlines()
+    assert said[0] == "starts: 4 starts to go" and said[1].startswith("starts: 4/4 starts, ")
+    total = 2 * (2 * (5 + len(stores)) + 6 + 5 + len(stores))
+    assert said[2] == f"tiers: {total} measurements to go"
+    assert said[-1].startswith(f"tiers: {total}/{total} measurements, ")
+
+
+def tiers(found: dict[str, Any], stores: list[str]) -> None:
+    """Every tier was asked, and gave what a plain read gives; JAX's own cache had the same programs."""
+    assert found["left_out"] == {} and found["in_flight"] == 4
+    for size, asked in zip(found["sizes"], (20_000, 200_000), strict=True):
+        assert asked < size["raw_bytes"] < 2 * asked + 50_000
+        assert size["payload_bytes"] < size["raw_bytes"] and size["stock_bytes"] > asked / 4
+        rows = {row.pop("place"): row for row in size["places"]}
+        own = ["disk, by path", "disk, by stream", "memory", "redis", *stores]
+        assert list(rows) == ["plain", *own, "stock"]
+        plain, stock = rows.pop("plain"), rows.pop("stock")
+        assert plain["program"] is None is stock["p50"] and plain["over_plain"] == 1.0
+        assert stock["program"] > stock["load"] > 0 and stock["over_stock"] == 1.0
+        for row in rows.values():
+            assert min(row.values()) > 0 and row["p99"] >= row["p50"]
+            assert row["program"] > row["load"]
+            assert row["over_plain"] == pytest.approx(row["p50"] / plain["p50"], rel=0.1, abs=0.02)
+            rate = row["hits_per_second"] * size["raw_bytes"]
+            assert row["bytes_per_second"] == pytest.approx(rate, rel=0.01)
+
+
+def test_what_can_not_be_had_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert redis_here.missing() == ""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    why = redis_here.missing()
+    assert "apt-get install redis-server" in why
+    console = Console(record=True, file=io.StringIO(), width=200)
+    show({"sizes": [], "left_out": {"redis": why}, "in_flight": 4}, console)
+    assert f"redis was left out: {why}." in console.export_text()
+
+
+def phases(found: dict[str, Any], shape: Callable[[Any], Any]) -> None:
     loose = {
         name: "number" for name in found["ratio"]
     }  # or null, where stock's takes next to nothing
@@ -71,6 +130,8 @@ def test_mistakes_are_one_line(bench, tmp_path: Path) -> None:
         (("--plan=none",), "none"),
         (("--target=cpu:2",), "cpu:16"),
         ((f"--keep={tmp_path}",), "not empty"),
+        (("--sizes=8MB,12",), "100kB,8MB"),
+        (("--store=ftp://there",), "ftp"),
     ):
         done = bench("hit", *arguments)
         assert done.returncode == 2, done.stderr

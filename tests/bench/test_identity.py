@@ -17,6 +17,9 @@ def test_steps_of_two_sizes(bench, shape: Callable[[Any], Any]) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert shape(found) == GOLDEN
+    said = done.stderr.splitlines()  # of one and four layers, lowered and measured twice
+    assert said[0] == "identity: 15 layers to go"
+    assert said[-1].startswith("identity: 15/15 layers, ")
     one, four = found["sizes"]
     assert set(four["seconds"]) == set(STEPS)
     assert four["ops"] > 2 * one["ops"]

@@ -20,3 +20,8 @@ def test_all_parts_in_small(bench, shape: Callable[[Any], Any]) -> None:
     assert paced["calls"] == 60 and paced["uploaded_bytes"] >= 50 << 20
     assert hit["raw_bytes"] == 8 << 20 > hit["payload_bytes"]
     assert hit["hit"] > hit["call"] > 0
+    said = done.stderr.splitlines()
+    for part, things in (("rates", "6 phases"), ("paced", "2 phases"), ("hit", "6 hits")):
+        count = things.split()[0]
+        assert f"{part}: {things} to go" in said
+        assert any(line.startswith(f"{part}: {count}/{things}, ") for line in said), said

@@ -17,6 +17,7 @@ def test_every_program_is_compiled_for_itself_and_once(bench, shape: Callable[[A
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert shape(found) == GOLDEN
+    assert done.stderr.splitlines()[-1].startswith("small: 3/3 starts, ")
     compiled = [found[start]["compiles"] for start in ("stock_jax", "first", "second")]
     assert compiled == [20, 20, 0]
     assert (found["wrong"], found["remote_objects"], found["rounds"]) == (0, 0, 1)
