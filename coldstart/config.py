@@ -10,6 +10,7 @@ Standard library only: the hook imports this inside the user's process.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -72,6 +73,16 @@ DAEMON_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("http", parse_host_port, "127.0.0.1:9095", "page and API for people; off unless given"),
     Setting(
+        "http_token_file",
+        kinds.path,
+        "/etc/coldstart/http-token",
+        "who knows the token in it may see page and API; needed where http is not a loopback address",
+    ),
+    Setting(
+        "redact", kinds.flag, "1", "page and API show hashes instead of names, and no messages"
+    ),
+    Setting("chips", kinds.count, "4", "chips that one participant holds; for chip-hours saved"),
+    Setting(
         "health",
         parse_host_port,
         "0.0.0.0:9096",
@@ -123,6 +134,12 @@ DAEMON_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("max_artifact", kinds.size, "4GiB", "a larger artifact is refused"),
     Setting(
+        "spool_memory",
+        kinds.size,
+        "1GiB",
+        "of all publishes at once, in memory; without a disk store no artifact above a half of it is taken",
+    ),
+    Setting(
         "drain_seconds",
         kinds.seconds(0, 600),
         "10",
@@ -133,12 +150,6 @@ DAEMON_SETTINGS: tuple[Setting, ...] = (
         "log_level",
         kinds.one_of("debug", "info", "warning", "error"),
         "info",
-    Setting(
-        "spool_memory",
-        kinds.size,
-        "1GiB",
-        "of all publishes at once, in memory; without a disk store no artifact above a half of it is taken",
-    ),
         "the least that is logged",
     ),
     *(Setting(*row) for row in TRUST_ROWS),
@@ -152,6 +163,9 @@ class DaemonConfig(TrustConfig):
     listen: tuple[str, ...]
     store: tuple[str, ...]
     http: str | None = None
+    http_token_file: Path | None = None
+    redact: bool = False
+    chips: int = 1
     health: str | None = None
     ready_file: Path | None = None
     socket_mode: int = 0o600
@@ -166,6 +180,7 @@ class DaemonConfig(TrustConfig):
     lookup_seconds: float = 1800.0
     wait_seconds: float = 900.0
     max_artifact: int = 4 << 30
+    spool_memory: int = 1 << 30
     drain_seconds: float = 10.0
     log: str = "text"
     log_level: str = "info"
@@ -180,11 +195,24 @@ class DaemonConfig(TrustConfig):
         fixed = [address for address in self.listen if not address.endswith(":0")]
         if len(set(fixed)) != len(fixed):
             raise ConfigError(f"listen names one address twice: {', '.join(fixed)}; name it once")
-    spool_memory: int = 1 << 30
         if len(set(self.store)) != len(self.store):
             raise ConfigError(f"store names one tier twice: {', '.join(self.store)}; name it once")
         self.check_trust()
+        if self.http is not None and self.http_token_file is None and not is_loopback(self.http):
+            raise ConfigError(
+                f"http={self.http!r} can be reached from other hosts, and would show names to anybody; give "
+                "http_token_file, or a value that works: 127.0.0.1:9095"
+            )
         return self
+
+
+def is_loopback(where: str) -> bool:
+    """Whether only this host reaches it. `where`: host:port."""
+    host = where.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def daemon_config(

@@ -81,6 +81,13 @@ def name(value: Any) -> str:
     return given
 
 
+def count(value: Any) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
+        raise ValueError("wants a whole number from 1 on")
+    return int(text)
+
+
 def octal(value: Any) -> int:
     given = f"{value:o}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     if re.fullmatch(r"(0o)?[0-7]{3,4}", given) is None:

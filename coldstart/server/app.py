@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from grpc_reflection.v1alpha import reflection
 
 from coldstart import __version__
 from coldstart.config import DaemonConfig
+from coldstart.dashboard import report
 from coldstart.errors import ColdstartError
 from coldstart.outcomes import Reason
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc, cache_pb2, cache_pb2_grpc
@@ -32,8 +34,10 @@ from coldstart.server.audit import Audit
 from coldstart.server.boards import open_board
 from coldstart.server.cache_servicer import CacheServicer
 from coldstart.server.canonicalizer import Canonicalizer
+from coldstart.server.history import STEP_SECONDS, History
 from coldstart.server.holdings import Holdings, OperationCounts, Place
 from coldstart.server.interceptors import Edge
+from coldstart.server.inventory import Inventory
 from coldstart.server.logs import say
 from coldstart.server.lookups import Lookups
 from coldstart.server.notary import open_notary
@@ -42,6 +46,7 @@ from coldstart.server.standing import CallCounts, Standing, counted
 from coldstart.server.tally import Tally
 from coldstart.server.upkeep import Upkeep
 from coldstart.store.chain import ChainTier
+from coldstart.store.disk_layout import LAYOUT
 from coldstart.store.urls import disk_of, open_store, redis_of
 
 if TYPE_CHECKING:  # needs an extra
@@ -51,6 +56,7 @@ log = logging.getLogger("coldstart.server")
 
 MAX_MESSAGE_BYTES = 64 << 20  # a descriptor of 100 000 nodes fits; artifacts come in chunks
 SWEEP_SECONDS = 1.0
+HISTORY = "history.sqlite"  # beside the disk store's folders
 # The store's own upkeep: not urgent, as readers heal what they meet.
 FIRST_JANITOR_SECONDS, JANITOR_SECONDS = 60.0, 6 * 3600.0
 
@@ -68,6 +74,7 @@ class App:
         self.addresses: tuple[str, ...] = ()  # as clients write them, free ports filled in
         self.http_address = ""
         self.health_address = ""
+        self.stopping = False
         self._places: list[SocketPlace] = []
         self._undo = contextlib.AsyncExitStack()
 
@@ -108,6 +115,7 @@ class App:
             generation=config.generation,
             gate=notary.gate,
         )
+        self._chain = chain
         self._undo.push_async_callback(chain.close)
         if isinstance(chain, ChainTier):
             chain.resume()
@@ -134,6 +142,8 @@ class App:
         )
         self.upkeep = Upkeep(chain, self.lookups.forget_negatives)
         self.calls = CallCounts()
+        self.inventory = Inventory(self.upkeep)
+        self._undo.push_async_callback(self.inventory.close)
         self.standing = Standing(self.lookups, self.holdings, self.tally, self.calls)
         self.standing.leases_kept = kept
         redis = redis_of(chain)
@@ -148,6 +158,7 @@ class App:
         self._undo.callback(self._sweeper.cancel)
         self._janitor = asyncio.create_task(self._keep_tidy())
         self._undo.callback(self._janitor.cancel)
+        await self._remember()
         await self._serve_http()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._write_ready()
@@ -167,6 +178,7 @@ class App:
         """Drain and leave. Running calls may finish within `grace_seconds` (default: drain_seconds)."""
         grace = self.config.drain_seconds if grace_seconds is None else grace_seconds
         say(log, "draining", open_lookups=self.lookups.open_lookups, grace_seconds=grace)
+        self.stopping = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.lookups.close()
         await self._server.stop(grace)
@@ -224,9 +236,11 @@ class App:
     async def _serve_http(self) -> None:
         if self.config.http is None and self.config.health is None:
             return
-        from coldstart.server import web  # only when asked: its libraries take a moment to import
+        # Only when asked: their libraries take a moment to import.
+        from coldstart.server import page, web
 
-        for where, make in ((self.config.health, web.health_app), (self.config.http, web.page_app)):
+        sites = ((self.config.health, web.health_app), (self.config.http, page.page_app))
+        for where, make in sites:
             if where is None:
                 continue
             site = web.Site(make(self), where)
@@ -236,6 +250,28 @@ class App:
                 self.health_address = address
             else:
                 self.http_address = address
+
+    async def _remember(self) -> None:
+        """Keep what is counted, minute by minute: beside the disk store where there is one."""
+        disk = disk_of(self._chain)
+        path = None if disk is None else disk.root / LAYOUT / HISTORY
+        self.history = await asyncio.to_thread(History, path)
+        self._undo.callback(self.history.close)
+        self._undo.callback(self.write_history)  # the last of it
+
+        async def keep() -> None:
+            while True:
+                await asyncio.sleep(STEP_SECONDS)
+                await asyncio.to_thread(self.write_history)
+
+        self._undo.callback(asyncio.create_task(keep()).cancel)
+
+    def write_history(self) -> None:
+        """Blocking."""
+        tally = self.tally
+        lookups = {(o.value, r.value, t): float(n) for (o, r, t), n in dict(tally.lookups).items()}
+        totals = report.totals(lookups, tally.compile_seconds_saved, tally.compile_seconds)
+        self.history.add(time.time(), totals)
 
     def _count_the_fleet(self, redis: RedisTier) -> None:
         from coldstart.lease.fleet_counts import FleetCounts  # its library is optional

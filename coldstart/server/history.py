@@ -41,15 +41,20 @@ class History:
     """One file, or memory where there is none. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        self.trouble = ""
+        self._lost = self._failed = ""  # why there is no file; what the last call ran into
         self._lock = threading.Lock()
         self._before: Counter[str] = Counter()
         try:
             self._database = _opened(path)
         except (sqlite3.Error, OSError) as exc:
-            self.trouble = f"history at {path} can't be kept: {exc}; it is lost at a restart"
-            log.warning("%s", self.trouble)
+            self._lost = f"history at {path} can't be kept: {exc}; it is lost at a restart"
+            log.warning("%s", self._lost)
             self._database = _opened(None)
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it, for people; "" where nothing is."""
+        return self._lost or self._failed
 
     def add(self, unix_seconds: float, totals: Mapping[str, float]) -> None:
         """Write down what came since the last call. `totals` only grow while this process lives."""
@@ -71,10 +76,10 @@ class History:
                         (MAX_ROWS,),
                     )
             except sqlite3.Error as exc:
-                self.trouble = f"history can't be written: {exc}"
-                log.warning("%s", self.trouble)
+                self._failed = f"history can't be written: {exc}"
+                log.warning("%s", self._failed)
                 return  # the next row has it
-            self.trouble = ""
+            self._failed = ""
             self._before = now
 
     def points(self, since_unix: float, step_seconds: int) -> list[Point]:
@@ -88,8 +93,8 @@ class History:
                     (int(since_unix),),
                 ).fetchall()
             except sqlite3.Error as exc:
-                self.trouble = f"history can't be read: {exc}"
-                log.warning("%s", self.trouble)
+                self._failed = f"history can't be read: {exc}"
+                log.warning("%s", self._failed)
                 return []
         for unix, text in rows:
             at = unix // step_seconds * step_seconds
