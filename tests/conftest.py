@@ -67,6 +67,8 @@ if "jax" in sys.modules:
         "a pytest plug-in imported JAX before tests/conftest.py could set its devices"
     )
 set_environment()
+# Where asserts of tests stand outside of test files.
+pytest.register_assert_rewrite("failure_world", "fleet_cases")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import statistics
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 import pytest
+from fleet_cases import FleetCases, compiled, served, until
+from fleet_cases import operations as operations_of
 from gcs_proxy import WRITES
 from gcs_server import Cloud
 
 from coldstart import artifact
 from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
-from coldstart.rpc.v1 import cache_pb2_grpc
 
-LEASE_SECONDS = 3.0
+LEASE_SECONDS = 2.0
 DEADLINE_SECONDS = 2.0
-SOON = 30.0
 
 
 @pytest.fixture
@@ -46,136 +41,12 @@ def fleet(start_daemon, tmp_path, cloud: Cloud):
     cloud.proxy.heal()  # before the daemons are stopped, which finish what they do
 
 
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + SOON
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)  # another process changes it
+class TestOverABucket(FleetCases):
+    tier, lease_seconds = "gcs", LEASE_SECONDS
 
 
 def operations(daemon, name: str = "gcs") -> dict[str, int]:
-    return dict(next(tier for tier in daemon.stats().tiers if tier.name == name).operations)
-
-
-def served(reply) -> str:
-    return artifact.decode_header(reply.hit.header).digest
-
-
-def compiled(asking, daemon, made, record, raw: bytes = b"executable"):
-    """A miss that was compiled and published; its artifact."""
-    one = asking(daemon.cache, record)
-    reply = one.lookup()
-    assert reply.WhichOneof("answer") == "lease", reply
-    mine = made.artifact(record, raw=raw)
-    one.publish(mine, reply.lease.lease_id)
-    one.finish(Outcome.MISS, Reason.COLD, compile_seconds=2.0)
-    return mine
-
-
-# --- one compile for all -------------------------------------------------------------------------------------
-
-
-def test_sixteen_clients_of_two_daemons_compile_once(fleet, asking, new_record, made):
-    """T23 over two daemons without Redis: a cold key, one compile, one digest, sixteen true counts."""
-    daemons = [fleet("one"), fleet("two")]
-    assert {daemon.stats().leases_kept for daemon in daemons} == {"gcs"}
-    gate = threading.Barrier(16)
-    leases: list[str] = []
-
-    def participant(rank: int) -> str:
-        with grpc.insecure_channel(daemons[rank % 2].address) as channel:
-            one = asking(cache_pb2_grpc.CacheStub(channel), new_record)
-            gate.wait()
-            reply = one.lookup()
-            while reply.WhichOneof("answer") == "wait":
-                reply = one.wait()
-            if reply.WhichOneof("answer") == "lease":
-                leases.append(reply.lease.lease_id)
-                time.sleep(0.5)  # it compiles
-                mine = made.artifact(new_record, raw=f"compiled by {rank}".encode())
-                digest = one.publish(mine, reply.lease.lease_id).digest
-                one.finish(Outcome.MISS, Reason.COLD, compile_seconds=2.0)
-                return digest
-            assert reply.WhichOneof("answer") == "hit", reply
-            reason = Reason.WAITED if reply.hit.waited else Reason.OK
-            one.finish(Outcome.HIT, reason, tier=reply.hit.tier)
-            return served(reply)
-
-    with ThreadPoolExecutor(16) as pool:
-        digests = list(pool.map(participant, range(16)))
-    assert len(leases) == 1 and len(set(digests)) == 1
-    stats = [daemon.stats() for daemon in daemons]
-    counts: Counter[tuple[int, int]] = Counter()
-    for one in stats:
-        counts.update({(c.outcome, c.reason): c.count for c in one.lookups})
-    assert counts.pop((pb.OUTCOME_MISS, pb.REASON_COLD)) == 1
-    assert sum(counts.values()) == 15 and {outcome for outcome, _ in counts} == {pb.OUTCOME_HIT}
-    assert sum(one.compiles for one in stats) == 1
-    assert not any(one.leases or one.open_lookups or one.leases_trouble for one in stats)
-
-
-@pytest.mark.parametrize("frozen", ["client", "daemon"])
-def test_a_leader_that_is_frozen_past_its_lease_adopts_what_was_published(
-    fleet, asking, new_record, made, frozen
-):
-    """T26 over two daemons: two compiles are started, and one digest is everywhere."""
-    one, two = fleet("one"), fleet("two")
-    leader, waiter = asking(one.cache, new_record), asking(two.cache, new_record)
-    lease = leader.lookup().lease.lease_id
-    assert waiter.lookup().WhichOneof("answer") == "wait"
-    if frozen == "daemon":  # a frozen client is one that says nothing, as this leader from here on
-        os.kill(one.process.pid, signal.SIGSTOP)
-    began = time.monotonic()
-    taken = waiter.wait(30.0)
-    assert taken.WhichOneof("answer") == "lease"
-    assert (
-        time.monotonic() - began < LEASE_SECONDS + 10
-    )  # a poll, a second, and room for a busy machine
-    theirs = made.artifact(new_record, raw=b"by the waiter")
-    assert waiter.publish(theirs, taken.lease.lease_id).adopted is False
-    if frozen == "daemon":
-        os.kill(one.process.pid, signal.SIGCONT)
-    done = leader.publish(made.artifact(new_record, raw=b"by the leader"), lease)
-    assert (done.digest, done.adopted) == (theirs.header.digest, True)
-    for daemon in (one, two):
-        assert served(asking(daemon.cache, new_record).lookup()) == theirs.header.digest
-    assert one.stats().compiles + two.stats().compiles == 2
-    until(
-        lambda: "lease-expired" in {event.kind for event in one.stats().events},
-        "nobody noted that the lease was lost",
-    )
-
-
-def test_a_slow_leader_with_heartbeats_is_not_robbed_by_another_daemon(
-    fleet, asking, new_record, made
-):
-    """T25 over two daemons."""
-    one, two = fleet("one"), fleet("two")
-    holder, waiter = asking(one.cache, new_record), asking(two.cache, new_record)
-    lease = holder.lookup().lease.lease_id
-    assert waiter.lookup().WhichOneof("answer") == "wait"
-    with ThreadPoolExecutor(1) as pool:
-        waited = pool.submit(waiter.wait, 60.0)
-        end = time.monotonic() + 3 * LEASE_SECONDS
-        while time.monotonic() < end:
-            one.cache.Renew(pb.RenewRequest(lease_id=lease), timeout=10)
-            time.sleep(0.5)
-        holder.publish(made.artifact(new_record), lease)
-        reply = waited.result()
-    assert reply.WhichOneof("answer") == "hit" and reply.hit.waited and reply.hit.tier == "gcs"
-
-
-def test_a_failed_compile_is_told_to_waiters_of_other_daemons(fleet, asking, new_record):
-    one, two = fleet("one"), fleet("two")
-    holder, waiter = asking(one.cache, new_record), asking(two.cache, new_record)
-    lease = holder.lookup().lease.lease_id
-    assert waiter.lookup().WhichOneof("answer") == "wait"
-    with ThreadPoolExecutor(1) as pool:
-        waited = pool.submit(waiter.wait, 30.0)
-        failed = pb.FailRequest(lease_id=lease, kind=pb.REASON_NEGATIVE_OOM, message="exceeds HBM")
-        one.cache.Fail(failed, timeout=10)
-        reply = waited.result()
-    assert reply.refused.reason == pb.REASON_NEGATIVE_OOM and "HBM" in reply.refused.message
+    return operations_of(daemon, name)
 
 
 # --- good copies and bad ones --------------------------------------------------------------------------------
@@ -212,7 +83,7 @@ def test_a_bad_copy_on_the_disk_is_served_from_the_bucket_and_repaired(
     stats = daemon.stats()
     assert stats.compiles == 1  # the one that made it
     counted = operations(daemon, "disk")
-    words = ("quarantine.ok", "get.corrupt", "heal.ok")  # by whom and how early it was found
+    words = ("quarantine.ok", "get.corrupt", "heal.corrupt")  # by whom and how early it was found
     assert sum(counted.get(word, 0) for word in words) == 1, counted
     assert operations(daemon).get("heal.corrupt", 0) == 0
 

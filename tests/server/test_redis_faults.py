@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import fleet_cases
 import grpc
 import pytest
+from fleet_cases import compiled, served, until
 from redis_server import RedisServer
 
-from coldstart import artifact
 from coldstart.outcomes import Outcome, Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 from coldstart.rpc.v1 import cache_pb2_grpc
 
-SOON = 20.0
 REPLY_SECONDS = 1.0  # cs.timeout here
 
 
@@ -37,30 +37,13 @@ def fleet(start_daemon, tmp_path, redis_server):
         redis_server.thaw()
 
 
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + SOON
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)  # another process changes it
-
-
-def tier_of(daemon, name: str = "redis"):
-    return next(tier for tier in daemon.stats().tiers if tier.name == name)
-
-
-def served(reply) -> str:
-    return artifact.decode_header(reply.hit.header).digest
+def tier_of(daemon):
+    return fleet_cases.tier_of(daemon, "redis")
 
 
 def published(asking, made, daemon, name: str, raw: bytes = b"executable"):
     """The artifact of a program that a client of that daemon compiled."""
-    record = made.record(name)
-    one = asking(daemon.cache, record)
-    reply = one.lookup()
-    assert reply.WhichOneof("answer") == "lease"
-    mine = made.artifact(record, raw=raw, codec="raw")
-    assert one.publish(mine, reply.lease.lease_id).digest == mine.header.digest
-    return mine
+    return compiled(asking, daemon, made, made.record(name), raw)
 
 
 def timed(work: Callable[[], object]) -> float:
