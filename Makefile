@@ -59,7 +59,7 @@ dev:
 
 # What the tests need beside Python.
 packages:
-	@$(PYTHON) .ci/system_packages.py redis-server strace
+	@$(PYTHON) .ci/system_packages.py redis-server strace chromium promtool
 
 # Every environment that this machine has an interpreter for; one that is missing is noted for the summary.
 stacks-found: dev

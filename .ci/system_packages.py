@@ -12,7 +12,13 @@ import subprocess
 import sys
 import time
 
-PACKAGES = {"redis-server": "redis-server", "strace": "strace"}  # program -> Debian's package
+# program -> Debian's package
+PACKAGES = {
+    "redis-server": "redis-server",
+    "strace": "strace",
+    "chromium": "chromium",
+    "promtool": "prometheus",
+}
 # Services must not start by themselves: tests start their own processes.
 QUIET = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
 
