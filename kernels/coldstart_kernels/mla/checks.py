@@ -72,13 +72,6 @@ def _check_paged(
     latent_width: int,
     shapes: str,
 ) -> None:
-    stored = str(cache.rows.dtype)
-    if stored not in DTYPES:
-        raise ValueError(f"cache type {stored} is not one of {DTYPES}")
-    wanted = "bfloat16" if stored == "float8_e4m3fn" else stored
-    queries = {str(q_fragment.dtype), str(q_replicated.dtype)}
-    if queries != {wanted}:
-        raise ValueError(f"a {stored} cache goes with {wanted} queries, got {sorted(queries)}")
     if cache.rows.ndim != 4 or cache.rows.shape[2:] != (GROUP, ROPE):
         raise ValueError(f"paged rows need [pages, page + page / 4, {GROUP}, {ROPE}]: {shapes}")
     page = cache.rows.shape[1] * GROUP // (GROUP + 1)
@@ -86,6 +79,13 @@ def _check_paged(
         raise ValueError(
             f"{cache.rows.shape[1]} tiles a page are not P + P/4 for a power of two P: {shapes}"
         )
+    stored = str(cache.rows.dtype)
+    if stored not in DTYPES:
+        raise ValueError(f"cache type {stored} is not one of {DTYPES}")
+    wanted = "bfloat16" if stored == "float8_e4m3fn" else stored
+    queries = {str(q_fragment.dtype), str(q_replicated.dtype)}
+    if queries != {wanted}:
+        raise ValueError(f"a {stored} cache goes with {wanted} queries, got {sorted(queries)}")
     rope = q_fragment.shape[2] - latent_width
     if latent_width > LATENT or rope > ROPE:
         raise ValueError(
