@@ -11,22 +11,18 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-NAMES = (
-    "qkv", "a", "b", "conv_state", "recurrent_state", "conv_weight", "conv_bias", "a_log", "dt_bias",
-    "query_start_loc", "state_indices", "seq_lens", "distribution", "read_indices", "read_offsets",
-)  # fmt: skip
-
 
 @dataclasses.dataclass(frozen=True)
 class Ragged:
-    """Sequences as (tokens in this step, tokens computed before); decode rows come first."""
+    """Sequences as (tokens in this step, tokens computed before); decode rows come first.
 
-    decode: tuple[tuple[int, int], ...]
+    Room for tokens and sequences is fixed, as in an engine's buckets: many batches, one program.
+    """
+
+    decode: tuple[tuple[int, int], ...] = ()
     mixed: tuple[tuple[int, int], ...] = ()
-    padding: int = 0
-    """Token rows after the last sequence."""
-    dead: int = 2
-    """Sequences after the live ones."""
+    tokens: int = 224
+    sequences: int = 9
     key_heads: int = 1
     group: int = 2
     width: int = 128
@@ -41,8 +37,9 @@ class Ragged:
         return self.decode + self.mixed
 
     @property
-    def tokens(self) -> int:
-        return sum(length for length, _ in self.live) + self.padding
+    def used(self) -> int:
+        """Token rows before the padding."""
+        return sum(length for length, _ in self.live)
 
     @property
     def value_heads(self) -> int:
@@ -63,7 +60,7 @@ class Ragged:
 
         qkv, a, b = normal(tokens, self.channels), normal(tokens, heads), normal(tokens, heads)
         for array in (qkv, a, b):
-            array[tokens - self.padding :] = np.nan
+            array[self.used :] = np.nan
         lengths = np.array([length for length, _ in self.live], np.int64)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         sequences = self._slots(rng)
@@ -97,20 +94,45 @@ class Ragged:
 
     def _slots(self, rng: np.random.Generator) -> dict:
         """Slots in no order, a window of them each; 0 is the null block."""
-        count = len(self.live)
-        starts = 1 + self.window * rng.permutation(2 * count + 1).astype(np.int32)
+        count, room = len(self.live), 2 * self.sequences + 1
+        starts = 1 + self.window * rng.permutation(room).astype(np.int32)
         writes, reads = starts[:count], starts[count : 2 * count] if self.apart else starts[:count]
         offsets = rng.integers(0, self.window, count) if self.apart else np.zeros(count)
         return {
             "state_indices": self._padded(writes, 1),
             "read_indices": self._padded(reads, 1),
             "read_offsets": self._padded(offsets, 3),
-            "slots": 1 + self.window * (2 * count + 1),
+            "slots": 1 + self.window * room,
         }
 
     def _padded(self, values: object, filler: int) -> np.ndarray:
         """Entries of sequences that aren't there point at what a live one may own."""
-        return np.concatenate([np.asarray(values), [filler] * self.dead]).astype(np.int32)
+        missing = self.sequences - len(self.live)
+        return np.concatenate([np.asarray(values), [filler] * missing]).astype(np.int32)
+
+
+CASES = {
+    "decode and prompts": Ragged(
+        ((1, 5), (1, 9), (1, 0)), ((70, 0), (3, 7), (65, 0), (1, 2)), apart=True
+    ),
+    "lengths": Ragged(mixed=((1, 0), (63, 0), (64, 0), (65, 0), (1, 64))),
+    "only decode": Ragged(tuple((1, before) for before in (1, 2, 3, 700, 5, 0, 6, 2, 1))),
+    "one decode row": Ragged(((1, 40),)),
+    "one prompt, resumed": Ragged(mixed=((200, 13),)),
+    "whole tiles": Ragged(mixed=((64, 0), (64, 64), (64, 0))),
+    "shorter than the taps": Ragged(((1, 1),), ((2, 0), (1, 1), (2, 2), (1, 0), (3, 1), (2, 60))),
+    "nothing": Ragged(),
+}
+"""All of one program."""
+
+SPECULATIVE = {
+    "checkpoints": Ragged(
+        ((3, 5), (1, 9), (2, 0), (3, 1), (2, 8)), ((20, 0), (3, 7)),
+        tokens=48, window=3, apart=True,
+    ),
+    "in place": Ragged(((2, 4), (3, 2)), ((4, 0), (30, 1), (1, 1)), tokens=48, window=3),
+}  # fmt: skip
+"""Decode rows of up to three tokens; all of one program."""
 
 
 def by_loops(

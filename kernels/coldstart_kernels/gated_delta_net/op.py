@@ -92,9 +92,8 @@ def gated_delta_net(
         raise ValueError(f"implementation {implementation!r} is not one of {_IMPLEMENTATIONS}")
     if conv_bias is None:
         conv_bias = jnp.zeros(shape.channels, jnp.float32)
-    operands = Operands(
-        shape, qkv, a, b, conv_state, recurrent_state, conv_weight, conv_bias, a_log, dt_bias
-    )
+    arrays = (qkv, a, b, conv_state, recurrent_state, conv_weight, conv_bias, a_log, dt_bias)
+    operands = Operands(shape, *map(jnp.asarray, arrays))
     reads = state_indices if read_indices is None else read_indices
     # The null block has no neighbours: an offset makes no other slot of it.
     if read_offsets is not None:

@@ -88,25 +88,24 @@ def chunk_step(
     chunk = q.shape[0]
     row = jax.lax.broadcasted_iota(jnp.int32, (chunk, chunk), 0)
     column = jax.lax.broadcasted_iota(jnp.int32, (chunk, chunk), 1)
-    # Inclusive sums of g, as a row and, by way of the diagonal, as a column.
-    total = dot(g, (row <= column).astype(jnp.float32))
-    total_column = _column(total, row == column)
-    beta_column = _column(beta, row == column)
+    # Sums of g over the tokens up to i, after i, and from j+1 to i. All have one sign: the difference of two
+    # running sums would lose what a steep decay has left.
+    until = jnp.where(row >= column, g, 0.0)
+    total = jnp.sum(until, axis=1, keepdims=True)
+    rest = jnp.sum(jnp.where(row < column, g, 0.0), axis=1, keepdims=True)
+    between = dot(until, (row > column).astype(jnp.float32))
     end = jnp.sum(g, axis=1, keepdims=True)
+    beta = jnp.sum(jnp.where(row == column, beta, 0.0), axis=1, keepdims=True)
 
-    decay = jnp.exp(jnp.where(row >= column, total_column - total, _NEVER))
-    corrections = jnp.where(row > column, beta_column * decay * kk, 0.0)
-    faded = jnp.exp(total_column)
-    right = jnp.concatenate([beta_column * v, beta_column * faded * k], axis=1)
+    decay = jnp.exp(jnp.where(row >= column, between, _NEVER))
+    corrections = jnp.where(row > column, beta * decay * kk, 0.0)
+    faded = jnp.exp(total)
+    right = jnp.concatenate([beta * v, beta * faded * k], axis=1)
     solved = solve(corrections, right)
     u = solved[:, : v.shape[1]] - dot(solved[:, v.shape[1] :], state)
     out = dot(q * faded, state) + dot(qk * decay, u)
-    new_state = jnp.exp(end) * state + dot(k * jnp.exp(end - total_column), u, _CONTRACT_FIRST)
+    new_state = jnp.exp(end) * state + dot(k * jnp.exp(rest), u, _CONTRACT_FIRST)
     return out, new_state
-
-
-def _column(row: jax.Array, diagonal: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.where(diagonal, row, 0.0), axis=1, keepdims=True)
 
 
 def solve(strict: jax.Array, right: jax.Array) -> jax.Array:
