@@ -203,6 +203,7 @@ class DaemonConfig(TrustConfig):
                 f"http={self.http!r} can be reached from other hosts, and would show names to anybody; give "
                 "http_token_file, or a value that works: 127.0.0.1:9095"
             )
+        self.check_transport(self.listen)
         return self
 
 
@@ -284,7 +285,23 @@ CLIENT_SETTINGS: tuple[Setting, ...] = (
     Setting("strict", kinds.flag, "1", "raise where the hook would fall back to compiling"),
     Setting("disable", kinds.flag, "1", "the hook stays inactive whatever else is set"),
     Setting("volume_root", kinds.path, "/cache", "where this process sees the daemon's disk"),
-    Setting("namespace", kinds.text, "team-a", "who shares with whom"),
+    Setting("namespace", kinds.name, "team-a", "who shares with whom"),
+    Setting(
+        "trusted_keys",
+        kinds.path,
+        "/etc/coldstart/trusted-keys",
+        "public keys, a line each: nothing is loaded that none of them signed",
+    ),
+    Setting("revoked", kinds.path, "/etc/coldstart/revoked", "what is believed no longer"),
+    Setting(
+        "tls_ca",
+        kinds.path,
+        "/etc/coldstart/ca.crt",
+        "who signs the certificates of daemons at tcp:// addresses; without it they are called in the clear",
+    ),
+    Setting("tls_cert", kinds.path, "/etc/coldstart/tls.crt", "shown to a daemon at tcp://"),
+    Setting("tls_key", kinds.path, "/etc/coldstart/tls.key", "its private key"),
+    Setting("token_file", kinds.path, "/etc/coldstart/token", "holds what is shown instead"),
 )
 
 
@@ -299,6 +316,12 @@ class ClientSettings:
     disable: bool = False
     volume_root: Path | None = None  # None: the root that the daemon names
     namespace: str = ""
+    trusted_keys: Path | None = None
+    revoked: Path | None = None
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    token_file: Path | None = None
 
 
 def client_settings(

@@ -47,6 +47,44 @@ ROWS: tuple[Row, ...] = (
         "/var/log/coldstart/audit.jsonl",
         "lines of the audit go there too, as JSON; without it to the log only",
     ),
+    (
+        "readers",
+        kinds.many(kinds.identity),
+        "unix,tls:serving.example",
+        "who may look up; without it, whoever can connect",
+    ),
+    (
+        "writers",
+        kinds.many(kinds.identity),
+        "uid:1000,tls:warm.example",
+        "who may publish too; without any of the three lists, whoever can open the Unix socket may do everything",
+    ),
+    ("admins", kinds.many(kinds.identity), "uid:0", "who may remove what is stored too"),
+    (
+        "tls_cert",
+        kinds.path,
+        "/etc/coldstart/tls.crt",
+        "certificate for tcp:// addresses; read again when it changes",
+    ),
+    ("tls_key", kinds.path, "/etc/coldstart/tls.key", "its private key"),
+    (
+        "tls_client_ca",
+        kinds.path,
+        "/etc/coldstart/clients-ca.crt",
+        "clients of tcp:// addresses must show a certificate that this authority signed",
+    ),
+    (
+        "tokens",
+        kinds.path,
+        "/etc/coldstart/tokens",
+        "lines of NAME and the sha256 of NAME's token; read again when it changes",
+    ),
+    (
+        "insecure",
+        kinds.flag,
+        "1",
+        "listen at tcp:// addresses without TLS: whoever sees the network sees and changes everything",
+    ),
     ("namespace", kinds.name, "team-a", "who shares with whom: its artifacts and leases lie apart"),
     (
         "generation",
@@ -66,8 +104,31 @@ class TrustConfig:
     revoked: Path | None = None
     signature_seconds: float = 0.0
     audit_file: Path | None = None
+    readers: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
+    admins: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    tokens: Path | None = None
+    insecure: bool = False
     namespace: str = ""
     generation: int = 0
+
+    def check_transport(self, listen: tuple[str, ...]) -> None:
+        """Raises ConfigError where an address would be open to more than the settings say."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key go together; give both")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError(
+                f"tls_client_ca={self.tls_client_ca} says nothing without tls_cert and tls_key; give them too"
+            )
+        tcp = [address for address in listen if address.startswith("tcp://")]
+        if tcp and self.tls_cert is None and not self.insecure:
+            raise ConfigError(
+                f"listen={tcp[0]} is plain TCP: whoever reaches it or sees the network could read and change "
+                "everything; give tls_cert and tls_key, or say insecure=1 (--insecure) if that is meant"
+            )
 
     def check_trust(self) -> None:
         """Raises ConfigError where the settings don't fit each other. Files are looked at by who reads them."""

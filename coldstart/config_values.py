@@ -88,6 +88,14 @@ def count(value: Any) -> int:
     return int(text)
 
 
+def identity(value: Any) -> str:
+    """Who somebody is to a daemon: trust/roles.py."""
+    given = text(value)
+    if re.fullmatch(r"unix|anyone|uid:\d{1,10}|(tls|token):\S{1,200}", given) is None:
+        raise ValueError("wants unix, uid:NUMBER, tls:NAME, token:NAME or anyone")
+    return given
+
+
 def octal(value: Any) -> int:
     given = f"{value:o}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     if re.fullmatch(r"(0o)?[0-7]{3,4}", given) is None:

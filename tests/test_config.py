@@ -66,7 +66,7 @@ def test_flags_beat_environment_beats_file(tmp_path):
 def test_toml_tables_of_stores(tmp_path):
     file = tmp_path / "c.toml"
     file.write_text(
-        'listen = ["unix:///a/b.sock", "tcp://127.0.0.1:0"]\n'
+        'listen = ["unix:///a/b.sock", "tcp://127.0.0.1:0"]\ninsecure = true\n'
         '[[store]]\nurl = "disk:///d"\nlimit = "20GiB"\n[[store]]\nurl = "memory://"\n'
     )
     made = daemon_config(HOME, file=file)
@@ -126,7 +126,7 @@ def test_settings_that_do_not_fit_each_other():
     ):
         with pytest.raises(ConfigError):
             daemon_config(HOME, flags=flags)
-    twice = {"listen": ("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")}
+    twice = {"listen": ("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"), "insecure": True}
     assert len(daemon_config(HOME, flags=twice).listen) == 2  # two free ports
 
 

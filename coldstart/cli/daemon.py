@@ -14,6 +14,7 @@ import click
 from coldstart.config import DAEMON_SETTINGS, Setting, daemon_config
 
 REPEATED = ("listen", "store")
+FLAGS = ("insecure",)
 MOST_DESCRIPTORS = 65_536
 METAVARS = {
     "listen": "ADDRESS",
@@ -35,6 +36,13 @@ METAVARS = {
     "trusted_keys": "FILE",
     "revoked": "FILE",
     "audit_file": "FILE",
+    "readers": "NAMES",
+    "writers": "NAMES",
+    "admins": "NAMES",
+    "tls_cert": "FILE",
+    "tls_key": "FILE",
+    "tls_client_ca": "FILE",
+    "tokens": "FILE",
     "namespace": "NAME",
     "generation": "NUMBER",
     "log_level": "LEVEL",
@@ -42,6 +50,13 @@ METAVARS = {
 
 
 def _option(setting: Setting) -> click.Option:
+    if setting.name in FLAGS:
+        return click.Option(
+            ["--" + setting.name.replace("_", "-"), setting.name],
+            is_flag=True,
+            default=None,
+            help=f"{setting.help[0].upper()}{setting.help[1:]}.",
+        )
     return click.Option(
         ["--" + setting.name.replace("_", "-"), setting.name],
         multiple=setting.name in REPEATED,

@@ -44,6 +44,7 @@ COMMANDS: dict[str, Entry] = {
     "gc": Entry(
         "coldstart.cli.gc:gc", "Give room back: what is unused, over a limit, or left by crashes."
     ),
+    "keygen": Entry("coldstart.cli.keygen:keygen", "Make a pair of keys for signatures."),
     "lookup": Entry(
         "coldstart.cli.lookup:lookup", "Show whether a key has an artifact, and its record."
     ),

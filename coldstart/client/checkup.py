@@ -13,6 +13,7 @@ Settings and the daemon are looked at in this process, which needs no JAX; what 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import subprocess
 import sys
@@ -42,6 +43,7 @@ from coldstart.identity.key import SCHEME
 from coldstart.rpc.v1 import cache_pb2 as pb
 
 CHILD_SECONDS = 180.0
+KEPT = re.compile(rf"{PREFIX}(NAMESPACE|VOLUME_ROOT|TRUSTED_KEYS|REVOKED|TLS_\w+|TOKEN_FILE)")
 DROPS_ALL_SECONDS = 30.0  # a threshold above this leaves hardly any program to keep
 STACKS = {"0.10": "A", "0.11": "B", "0.12": "C"}  # see README: constraints-a.txt, -b.txt, -c.txt
 PLUGIN = "coldstart.client.jax_plugin"
@@ -165,6 +167,8 @@ def _settings(
         rules_off=settings.rules_off,
         volume_root=settings.volume_root,
         namespace=settings.namespace,
+        trusted_keys=settings.trusted_keys,
+        revoked=settings.revoked,
     )
 
 
@@ -322,10 +326,7 @@ def _self_test(
     unwanted = ("JAX_COMPILATION_CACHE_DIR",)  # so that it can't answer in our place
     kept = {name: text for name, text in kept.items() if name not in unwanted}
     kept |= {"COLDSTART_ADDRESS": str(settings.address), "COLDSTART_STRICT": "1"}
-    if settings.namespace:
-        kept["COLDSTART_NAMESPACE"] = settings.namespace
-    if settings.volume_root:
-        kept["COLDSTART_VOLUME_ROOT"] = str(settings.volume_root)
+    kept |= {name: text for name, text in environ.items() if KEPT.fullmatch(name) and text}
     options = [f"--token={secrets.randbelow(2**31)}"]
     if threshold > 0:
         options.append("--planned")

@@ -13,11 +13,11 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, NoReturn, TypeVar
-from urllib.parse import quote
 
 import grpc
 
 from coldstart import __version__
+from coldstart.client.introduce import Access, Metadata, access_of, introduction, open_channel
 from coldstart.errors import (
     ArtifactCorrupt,
     ArtifactMismatch,
@@ -76,12 +76,9 @@ class CacheClient:
     def __init__(self, address: str, *, holder: str) -> None:
         self.address = address
         self.holder = holder
-        if address.startswith("unix://"):
-            # gRPC reads this as a URI and would decode a % in the path.
-            target = "unix:" + quote(address.removeprefix("unix://"))
-        else:
-            target = address.removeprefix("tcp://")
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._access = Access() if address.startswith("unix://") else access_of()
+        self._introduction: Metadata = ()  # who this is, with each call
+        self._channel = open_channel(address, self._access, _OPTIONS)
         self._cache = cache_pb2_grpc.CacheStub(self._channel)
         self._admin = admin_pb2_grpc.AdminStub(self._channel)
 
@@ -105,6 +102,7 @@ class CacheClient:
                 f"no daemon at {self.address} ({exc.strerror or exc}); "
                 f"start one with: coldstart daemon --listen {self.address}"
             ) from exc
+        self._introduction = introduction(self.address, self._access, seconds)
 
     # --- small calls ---------------------------------------------------------------------------
 
@@ -173,7 +171,7 @@ class CacheClient:
         Raises UnknownCall where the daemon is one that has no such call yet.
         """
         try:
-            yield from getattr(self._admin, call)(request)
+            yield from getattr(self._admin, call)(request, metadata=self._introduction)
         except grpc.RpcError as exc:
             self._fail(exc, call)
 
@@ -205,7 +203,7 @@ class CacheClient:
             ArtifactCorrupt: more than `most_bytes` come.
             TierError: the daemon is alive, and had no bytes for ALIVE_SECONDS.
         """
-        call = self._cache.Fetch(request, timeout=most_seconds)
+        call = self._cache.Fetch(request, timeout=most_seconds, metadata=self._introduction)
         parts: list[bytes] = []
         left = most_bytes
         done = threading.Event()
@@ -301,7 +299,9 @@ class CacheClient:
         parts = (pb.PublishRequest(data=data) for data in pieces)
         requests = chain((pb.PublishRequest(start=start),), parts)
         try:
-            reply: pb.PublishReply = self._cache.Publish(requests, timeout=STREAM_SECONDS)
+            reply: pb.PublishReply = self._cache.Publish(
+                requests, timeout=STREAM_SECONDS, metadata=self._introduction
+            )
             return reply
         except grpc.RpcError as exc:
             self._fail(exc, "Publish")
@@ -310,7 +310,7 @@ class CacheClient:
 
     def _call(self, method: Callable[..., Any], request: Any, seconds: float, _reply: type[T]) -> T:
         try:
-            reply: T = method(request, timeout=seconds)
+            reply: T = method(request, timeout=seconds, metadata=self._introduction)
             return reply
         except grpc.RpcError as exc:
             self._fail(exc, type(request).__name__.removesuffix("Request"))
@@ -335,7 +335,7 @@ class CacheClient:
         seconds = wait_seconds + LOOKUP_SECONDS * min(1.0, patience / SMALL_CALL_SECONDS)
         ends = time.monotonic() + seconds
         try:
-            call = method.future(request, timeout=seconds)
+            call = method.future(request, timeout=seconds, metadata=self._introduction)
         except RuntimeError:  # a compile while the interpreter ends: gRPC can't start its thread
             return self._call(method, request, wait_seconds + patience, _reply)
         silent_seconds = wait_seconds + patience / 2

@@ -47,18 +47,21 @@ def take(
     *,
     root: Path | None,
     fetch: Callable[[pb.FetchRequest, Header], bytes],
+    check: Callable[[Header], object] = lambda header: None,
 ) -> Any:
     """The executable of a hit, or `Present`. Adds what it cost to `lookup.seconds`.
 
     Args:
         root: where this process sees the daemon's disk; None: bytes come by `fetch`.
         fetch: the bytes from the daemon of the whole artifact that has this header.
+        check: raises ArtifactMismatch where its signature isn't to be believed.
 
     Raises:
         BadCopy: a gate refuses, or the runtime does. DeviceFull.
     """
     try:
-        header = artifact.decode_header(hit.header)
+        header = artifact.decode_header(hit.header).signed(hit.signature)
+        check(header)
         gates.check(header, _expected(lookup, request), host.cpu_features())
         if not lookup.load:
             lookup.seconds["saved"] = header.compile_seconds

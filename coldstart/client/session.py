@@ -34,6 +34,7 @@ from coldstart.client.outbox import Outbox
 from coldstart.client.publisher import Publisher, in_words
 from coldstart.client.report import Report, Tally
 from coldstart.client.rewriting import Rewriting
+from coldstart.client.trusting import checker
 from coldstart.config import ClientSettings
 from coldstart.errors import ArtifactError, ColdstartError
 from coldstart.outcomes import TROUBLE, Outcome, Reason
@@ -70,6 +71,7 @@ class Session:
         telling = teller(self._tally, self.outbox, self.link)
         self.group = GroupWatch(telling, strict=settings.strict)
         self._warned = threading.Event()
+        self._check = checker(settings, self._warn)
 
     def report(self) -> Report:
         return self._tally.report(lost_seconds=self.link.lost_seconds)
@@ -318,7 +320,9 @@ class Session:
             return data
 
         try:
-            found = take(lookup, request, hit, root=self.link.volume, fetch=fetch)
+            found = take(
+                lookup, request, hit, root=self.link.volume, fetch=fetch, check=self._check
+            )
         except DeviceFull as exc:
             raise Fallback(Outcome.ERROR, Reason.UNSHAREABLE, ColdstartError(str(exc))) from exc
         self._finish(lookup, Outcome.HIT, lookup.hit_reason(hit), tier=hit.tier)

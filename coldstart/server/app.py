@@ -41,9 +41,12 @@ from coldstart.server.inventory import Inventory
 from coldstart.server.logs import say
 from coldstart.server.lookups import Lookups
 from coldstart.server.notary import open_notary
+from coldstart.server.passes import open_door, open_passes
+from coldstart.server.peers import open_peers
 from coldstart.server.sockets import SocketPlace
 from coldstart.server.standing import CallCounts, Standing, counted
 from coldstart.server.tally import Tally
+from coldstart.server.tls import Certificates, open_certificates
 from coldstart.server.upkeep import Upkeep
 from coldstart.store.chain import ChainTier
 from coldstart.store.disk_layout import LAYOUT
@@ -107,6 +110,8 @@ class App:
         audit = Audit(self.tally, config.audit_file)
         self._undo.callback(audit.close)
         notary = await open_notary(config, audit)
+        self._peers = open_peers(config, audit)
+        self._certificates = open_certificates(config, audit.trouble)
         chain = await asyncio.to_thread(
             open_store,
             config.store,
@@ -192,7 +197,7 @@ class App:
     async def _listen(self) -> None:
         config = self.config
         self._server = aio.server(
-            interceptors=(Edge(self.calls),),
+            interceptors=(Edge(self.calls, check=self._peers.check),),
             options=(
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -202,7 +207,7 @@ class App:
         server = self._server
         self._undo.push_async_callback(server.stop, 0)
         cache_pb2_grpc.add_CacheServicer_to_server(
-            CacheServicer(self.lookups, config, self.holdings), server
+            CacheServicer(self.lookups, config, self.holdings, self._peers), server
         )
         admin_pb2_grpc.add_AdminServicer_to_server(
             AdminServicer(self.standing, self.lookups, self.upkeep, self.holdings.tidy), server
@@ -214,19 +219,34 @@ class App:
         addresses: list[str] = []
         for place in self._places:
             self._bind(place.birthplace(), f"unix://{place.path}")
+            await self._open_door(place)
             place.move_in()
             addresses.append(f"unix://{place.path}")
         for address in config.listen:
             if address.startswith("tcp://"):
                 host = address.removeprefix("tcp://")
-                port = self._bind(host, address)
+                port = self._bind(host, address, self._certificates)
                 addresses.append(f"tcp://{host.rpartition(':')[0]}:{port}")
         self.addresses = self.standing.addresses = tuple(addresses)
         await server.start()
 
-    def _bind(self, grpc_address: str, address: str) -> int:
+    async def _open_door(self, place: SocketPlace) -> None:
+        """Where a list or a signature says who somebody is, callers of the socket can show it."""
+        if not self._peers.roles.listed and self.config.signing_key is None:
+            return
+        if self._peers.passes is None:  # one key does for all sockets: passes are read in one place
+            self._peers.passes = open_passes(place.path)
+        door = await open_door(self._peers.passes, place.door_birthplace())
+        self._undo.callback(door.close)
+
+    def _bind(
+        self, grpc_address: str, address: str, certificates: Certificates | None = None
+    ) -> int:
         try:
-            port = self._server.add_insecure_port(grpc_address)
+            if certificates is not None:
+                port = self._server.add_secure_port(grpc_address, certificates.credentials())
+            else:
+                port = self._server.add_insecure_port(grpc_address)
         except RuntimeError as exc:
             raise ColdstartError(
                 f"can't listen at {address}: {exc}; is it in use? Port 0 takes a free one"

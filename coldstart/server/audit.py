@@ -66,6 +66,11 @@ class Audit:
             reason=Reason.SIGNATURE.value,
         )
 
+    def bad(self, key: str, digest: str, why: str, said_by: str) -> None:
+        """A copy was put aside: its bytes, or what it says of itself, were wrong."""
+        self._tally.event("quarantined", f"{key[:16]} {digest[:12]}: {why}, said {said_by}")
+        self._line("copy bad", logging.WARNING, key=key, digest=digest, why=why, said_by=said_by)
+
     def published(self, header: Header, producer: str, *, adopted: bool) -> None:
         """An artifact was taken in, or another was there first."""
         self._line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -29,9 +30,11 @@ from coldstart.server.answers import (
 from coldstart.server.checks import read_header
 from coldstart.server.holdings import Holdings
 from coldstart.server.lookups import Lookups
+from coldstart.server.peers import Peers
 from coldstart.server.publisher import Publication, Published
 from coldstart.server.tally import Ending
 from coldstart.server.uploads import Uploads
+from coldstart.trust.roles import Peer
 
 # Of one message of a fetch. gRPC holds some copies of each that is under way, and there may be a hundred streams.
 FETCH_BYTES = 128 << 10
@@ -46,11 +49,15 @@ T = TypeVar("T")
 class CacheServicer(cache_pb2_grpc.CacheServicer):
     """The wire's side of the lookup table."""
 
-    def __init__(self, lookups: Lookups, config: DaemonConfig, holdings: Holdings) -> None:
+    def __init__(
+        self, lookups: Lookups, config: DaemonConfig, holdings: Holdings, peers: Peers
+    ) -> None:
         self._lookups = lookups
+        self._peers = peers
         self._config = config
         self._holdings = holdings
         self._uploads = Uploads(lookups.publish)
+        self._host = socket.gethostname()
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         volume = None
@@ -68,7 +75,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupReply:
-        asker = self._asker(request)
+        asker = self._asker(request, self._peers.of(context))
         asked = request.WhichOneof("asked")
         if asked == "raw_digest":
             return self._reply(
@@ -116,12 +123,14 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         first = await anext(requests, None)
         if first is None or first.WhichOneof("part") != "start":
             raise InvalidRequest("a publish begins with its start, not with data")
-        published = await self._lookups.publish(_publication(first.start), _data(requests))
+        published = await self._lookups.publish(
+            self._publication(first.start, context), _data(requests)
+        )
         return _published(published)
 
     async def Upload(self, request: pb.UploadRequest, context: Any) -> pb.UploadReply:
         if request.HasField("start"):
-            self._uploads.begin(request.upload_id, _publication(request.start))
+            self._uploads.begin(request.upload_id, self._publication(request.start, context))
         published = await self._uploads.feed(request.upload_id, request.data, last=request.last)
         return pb.UploadReply(published=None if published is None else _published(published))
 
@@ -185,7 +194,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             return pb.GetRecordReply(found=False)
         return pb.GetRecordReply(found=True, record=wire.record_to_pb(record))
 
-    def _asker(self, request: pb.LookupRequest) -> Asker:
+    def _asker(self, request: pb.LookupRequest, peer: Peer) -> Asker:
         host = request.host
         mode = (
             self._lookups.mode if host.mode == pb.MODE_UNSPECIFIED else wire.mode_from_pb(host.mode)
@@ -199,6 +208,17 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             mode=mode,
             planned=host.planned,
             estimate_seconds=_seconds("estimate_seconds", request.estimate_seconds),
+            only_reads=peer.only_reads,
+        )
+
+    def _publication(self, start: pb.PublishStart, context: Any) -> Publication:
+        return Publication(
+            lookup_id=start.lookup_id,
+            lease_id=start.lease_id,
+            header=read_header(start.header),
+            record=wire.record_from_pb(start.record),
+            planned=start.planned,
+            producer=f"{self._peers.of(context).identity}@{self._host}",
         )
 
     def _reply(self, answer: Answer) -> pb.LookupReply:
@@ -291,16 +311,6 @@ def _seconds(name: str, value: float) -> float:
     if not math.isfinite(value) or not 0 <= value <= MAX_SECONDS:
         raise InvalidRequest(f"{name} is not a sensible number of seconds: {value!r}")
     return value
-
-
-def _publication(start: pb.PublishStart) -> Publication:
-    return Publication(
-        lookup_id=start.lookup_id,
-        lease_id=start.lease_id,
-        header=read_header(start.header),
-        record=wire.record_from_pb(start.record),
-        planned=start.planned,
-    )
 
 
 def _published(published: Published) -> pb.PublishReply:

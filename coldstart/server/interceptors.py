@@ -41,9 +41,17 @@ _UNREADABLE = _Unreadable()
 class Edge(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The outer edge of the server."""
 
-    def __init__(self, recorder: CallRecorder, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        recorder: CallRecorder,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        check: Callable[[str, Any], None] = lambda method, context: None,
+    ) -> None:
+        """`check` raises where the caller may not make that call; it gets the method's whole name."""
         self._recorder = recorder
         self._now = now
+        self.check = check
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -51,7 +59,7 @@ class Edge(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the s
         handler = await continuation(details)
         if handler is None:
             return None  # unknown method: the library says UNIMPLEMENTED
-        method = details.method.rpartition("/")[2]
+        method = details.method
         parse = _safe(handler.request_deserializer)
         codecs = {"request_deserializer": parse, "response_serializer": handler.response_serializer}
         if handler.request_streaming and handler.response_streaming:
@@ -71,6 +79,7 @@ class Edge(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the s
     def _single(self, method: str, behave: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
             async with _Call(self, method, context) as guard:
+                self.check(method, context)
                 return await behave(guard.readable(request), context)
 
         return call
@@ -80,6 +89,7 @@ class Edge(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the s
     ) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             async with _Call(self, method, context) as guard:
+                self.check(method, context)
                 async for reply in behave(guard.readable(request), context):
                     yield reply
 
@@ -97,7 +107,7 @@ class _Call:
 
     def __init__(self, edge: Edge, method: str, context: Any) -> None:
         self._edge = edge
-        self._method = method
+        self._method = method.rpartition("/")[2]
         self._context = context
         self._began = edge.now()
         self._id = _id_of(context)

@@ -78,6 +78,7 @@ class Lookups:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         notary = notary or Notary(Audit(tally))
+        self._audit = notary.audit
         self._config = config
         self._holdings = holdings
         self._board = board
@@ -267,9 +268,11 @@ class Lookups:
         if reason not in REJECT_REASONS:
             raise InvalidRequest(f"reason {reason.value} is not one that a copy is rejected for")
         lookup.rejected[digest] += 1
-        if reason in HOST_REASONS or lookup.rejected[digest] >= MAX_REJECTS:
+        # Of who only reads a word is no proof: others are still offered the copy, and check it themselves.
+        own = reason in HOST_REASONS or bool(lookup.asker.only_reads)
+        if own or lookup.rejected[digest] >= MAX_REJECTS:
             lookup.excluded.add(digest)
-        if reason not in HOST_REASONS:
+        if not own:
             self._resolver.unpin(lookup, digest)
             await self._quarantine(lookup, digest, reason)
         return await self._resolver.resolve(lookup)
@@ -292,10 +295,7 @@ class Lookups:
             lookup.excluded.add(digest)
             return
         if gone:
-            self._tally.event(
-                "quarantined",
-                f"{lookup.key[:16]} {digest[:12]}: {reason.value}, said {lookup.asker.holder}",
-            )
+            self._audit.bad(lookup.key, digest, reason.value, lookup.asker.holder)
 
     # --- the life of a lease -------------------------------------------------------------------
 

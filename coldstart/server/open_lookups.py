@@ -29,7 +29,9 @@ class OpenLookup:
     lease_id: str = ""
     lost: bool = False  # held a lease that expired
     waited: bool = False
-    looked_at: int = 0  # how many artifacts had been published here when its key was looked for last
+    looked_at: int = (
+        0  # how many artifacts had been published here when its key was looked for last
+    )
     damage: Reason | None = None  # what was wrong with a copy that the store found bad
     served: dict[str, Hit] = field(default_factory=dict)  # by digest; the latest is last
     rejected: Counter[str] = field(default_factory=Counter)  # digests that this client found bad

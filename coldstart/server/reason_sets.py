@@ -11,6 +11,7 @@ NEGATIVE_REASONS = frozenset(
 HOST_REASONS = frozenset(
     (
         Reason.CPU_FEATURES,
+        Reason.SIGNATURE,  # whom it trusts; what the daemon doesn't is never served
         Reason.CODEC,
         Reason.FORMAT,
         Reason.VERSION,
@@ -23,7 +24,6 @@ REJECT_REASONS = HOST_REASONS | frozenset(
     (
         Reason.CORRUPT,
         Reason.IDENTITY_MISMATCH,
-        Reason.SIGNATURE,
         Reason.KEY_MISMATCH,
         Reason.TARGET_MISMATCH,
         Reason.PARTITIONS,

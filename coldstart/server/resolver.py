@@ -170,7 +170,7 @@ class Resolver:
             found = await self._holdings.get(lookup.key, header.digest, planned=planned)
         except ArtifactError as exc:  # put aside by now; the next look finds another copy or none
             log.warning("%s", exc)
-            self._tally.event("quarantined", str(exc))
+            self._notary.audit.bad(lookup.key, header.digest, str(exc), "the store")
             lookup.damage = Reason(exc.reason)
             found = None
         if found is None:  # or it went between finding and getting

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from coldstart.errors import ColdstartError, ConfigError
+from coldstart.server.passes import DOOR
 
 FOLDER_MODE = 0o700
 
@@ -31,7 +32,9 @@ class SocketPlace:
         self._group = group
         self._lock: int | None = None
         self._private: Path | None = None
-        self._bound: tuple[int, int] | None = None  # device and inode of the socket that is ours
+        self._bound: dict[
+            Path, tuple[int, int]
+        ] = {}  # device and inode of each socket that is ours
 
     def take(self) -> None:
         """Make the folder, and be the only one here.
@@ -68,25 +71,37 @@ class SocketPlace:
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def birthplace(self) -> str:
-        """Where gRPC binds the socket: in a folder of its own, until `move_in`.
+        """Where gRPC binds the socket: in a folder of its own, until `move_in`. Quoted, as gRPC takes it for a URI."""
+        return "unix:" + quote(str(self._nursery() / "s"))
+
+    def door_birthplace(self) -> Path:
+        """As `birthplace`, for the socket beside it that tells who somebody is (passes.py)."""
+        return self._nursery() / "w"
+
+    def _nursery(self) -> Path:
+        """A folder that nobody else may enter.
 
         A umask would do for a process of one thread; this one has a store's threads making files meanwhile.
-        Quoted, as gRPC takes it for a URI.
         """
-        self._private = Path(tempfile.mkdtemp(prefix=".", dir=self.path.parent))  # mode 0700
-        return "unix:" + quote(str(self._private / "s"))
+        if self._private is None:
+            self._private = Path(tempfile.mkdtemp(prefix=".", dir=self.path.parent))  # mode 0700
+        return self._private
 
     def move_in(self) -> None:
-        """Give the bound socket its mode and group, then its name."""
-        assert self._private is not None
-        born = self._private / "s"
+        """Give the bound sockets their mode and group, then their names."""
+        door = self._nursery() / "w"
+        if door.exists():
+            self._name(door, self.path.with_name(self.path.name + DOOR))
+        self._name(self._nursery() / "s", self.path)
+
+    def _name(self, born: Path, path: Path) -> None:
         try:
             if self._group is not None:
                 self._give_to(born, grp.getgrnam(self._group).gr_gid)
             born.chmod(self._mode)
             status = born.stat()
-            self._bound = (status.st_dev, status.st_ino)
-            born.rename(self.path)
+            self._bound[path] = (status.st_dev, status.st_ino)
+            born.rename(path)
         except KeyError:
             raise ConfigError(
                 f"socket_group={self._group!r}: there is no such group; name one of /etc/group"
@@ -106,13 +121,13 @@ class SocketPlace:
             folder.chmod(FOLDER_MODE | stat.S_IXGRP)  # the group may pass, not look around
 
     def release(self) -> None:
-        """Remove the socket if it is still ours, and let the next daemon in."""
-        if self._bound is not None:
+        """Remove the sockets if they are still ours, and let the next daemon in."""
+        for path, bound in self._bound.items():
             with contextlib.suppress(FileNotFoundError):
-                status = self.path.stat()
-                if (status.st_dev, status.st_ino) == self._bound:
-                    self.path.unlink()
-            self._bound = None
+                status = path.stat()
+                if (status.st_dev, status.st_ino) == bound:
+                    path.unlink()
+        self._bound.clear()
         if self._private is not None:
             shutil.rmtree(self._private, ignore_errors=True)
             self._private = None

@@ -75,7 +75,7 @@ class _Late:
         self.rounds = rounds
         self.cancelled = False
 
-    def future(self, request: Any, timeout: float) -> _Late:
+    def future(self, request: Any, timeout: float, metadata: Any) -> _Late:
         return self
 
     def result(self, timeout: float) -> str:

@@ -209,7 +209,7 @@ def test_a_call_whose_deadline_nobody_announces_ends(liar: tuple[Liar, str]) -> 
     class Silent:
         """As a call of gRPC's whose thread could not start."""
 
-        def future(self, request: Any, timeout: float) -> Silent:
+        def future(self, request: Any, timeout: float, metadata: Any) -> Silent:
             return self
 
         def result(self, timeout: float) -> Any:

@@ -212,6 +212,7 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonPr
     daemon = DaemonProcess(
         folder,
         "--listen=tcp://127.0.0.1:0",
+        "--insecure",
         "--http=127.0.0.1:0",
         "--health=127.0.0.1:0",
         "--min-compile-seconds=0.5",

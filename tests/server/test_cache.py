@@ -339,4 +339,5 @@ def test_the_tcp_listener_answers_too(shared_daemon, asking, new_record):
 
     address = shared_daemon.ready["addresses"][1].removeprefix("tcp://")
     with grpc.insecure_channel(address) as channel:
-        assert asking(cache_pb2_grpc.CacheStub(channel), new_record).lookup().lease.seconds == 15
+        reply = asking(cache_pb2_grpc.CacheStub(channel), new_record).lookup()
+    assert reply.refused.reason == pb.REASON_ROLE and "anyone" in reply.refused.message

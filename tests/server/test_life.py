@@ -25,7 +25,7 @@ from coldstart.rpc.v1 import cache_pb2 as pb
 
 
 def test_ready_file_socket_and_a_clean_end(start_daemon):
-    daemon = start_daemon("--listen=tcp://127.0.0.1:0")
+    daemon = start_daemon("--listen=tcp://127.0.0.1:0", "--insecure")
     assert daemon.ready["pid"] == daemon.process.pid
     assert daemon.ready["version"] == __version__
     unix, tcp = daemon.ready["addresses"]
@@ -186,7 +186,7 @@ def test_a_port_in_use_is_one_line(start_daemon, tmp_path):
         port = taken.getsockname()[1]
         for number, option in enumerate(("--listen=tcp://127.0.0.1", "--http=127.0.0.1")):
             with pytest.raises(AssertionError, match=f"127.0.0.1:{port}"):
-                start_daemon(f"{option}:{port}", folder=f"p{number}")
+                start_daemon(f"{option}:{port}", "--insecure", folder=f"p{number}")
             assert not (tmp_path / f"p{number}" / "run" / "c.sock").exists()
             said = (tmp_path / f"p{number}" / "log").read_text()
             assert said.count("coldstart: ") == 1 and "Traceback" not in said
