@@ -44,7 +44,7 @@ class Api:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._streams = 0
+        self.streams = 0  # open now
         self._making = asyncio.Lock()
         self._made, self._made_at = "", -STREAM_SECONDS  # the latest state, and when it was made
         self._explaining = asyncio.Semaphore(EXPLAINS_AT_ONCE)
@@ -209,9 +209,9 @@ class Api:
 
     async def stream(self, request: Request) -> Response:
         """Server-sent events: `state` whenever something changed, a comment now and then to say that it lives."""
-        if self._streams >= MAX_STREAMS:
+        if self.streams >= MAX_STREAMS:
             raise HTTPException(503, f"{MAX_STREAMS} streams are open; close some")
-        self._streams += 1
+        self.streams += 1
         return StreamingResponse(
             self._changes(request),
             media_type="text/event-stream",
@@ -232,7 +232,7 @@ class Api:
                         yield ": still here\n\n"
                 await asyncio.sleep(STREAM_SECONDS)
         finally:
-            self._streams -= 1
+            self.streams -= 1
 
     # --- parts ---------------------------------------------------------------------------------
 

@@ -161,6 +161,7 @@ class App:
         await self._listen()
         self._sweeper = asyncio.create_task(self._sweep())
         self._undo.callback(self._sweeper.cancel)
+        self._undo.callback(asyncio.create_task(self.standing.loop_lag.run()).cancel)
         self._janitor = asyncio.create_task(self._keep_tidy())
         self._undo.callback(self._janitor.cancel)
         await self._remember()

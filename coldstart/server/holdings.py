@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from coldstart.artifact import Artifact, Header
 from coldstart.errors import TierError, TierFull, TooLarge
 from coldstart.identity.key import KeyRecord
 from coldstart.server.spool import DiskPlace
+from coldstart.store.breaker import CIRCUITS, Breaker
 from coldstart.store.chain import ChainTier
 from coldstart.store.disk import DiskTier
 from coldstart.store.disk_space import Usage
@@ -241,6 +242,18 @@ class Holdings:
     async def standing(self) -> tuple[TierStanding, ...]:
         """How each tier stands. Takes a moment at most: where the disk is busy, its numbers are the last ones."""
         return tuple([await self._standing(place) for place in self._places])
+
+    @property
+    def late_puts(self) -> int:
+        """Puts that a tier has still to be given."""
+        return self._chain.late_puts if isinstance(self._chain, ChainTier) else 0
+
+    def circuits(self) -> Iterator[tuple[str, str, bool]]:
+        """Of every tier that has a breaker: its name, reads or writes, and whether it is open."""
+        for tier in within(self._chain):
+            if isinstance(tier, Breaker):
+                for circuit in CIRCUITS:
+                    yield tier.name, circuit, circuit in tier.open
 
     @property
     def troubles(self) -> tuple[str, ...]:

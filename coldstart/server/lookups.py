@@ -114,6 +114,7 @@ class Lookups:
             notary,
         )
         self._closing = asyncio.Event()
+        self.waiting = 0  # calls that wait for somebody's compile now
 
     @property
     def open_lookups(self) -> int:
@@ -217,6 +218,13 @@ class Lookups:
         lookup = self._open.of_key(lookup_id, key)
         deadline = self._now() + max(0.0, min(max_wait_seconds, self._config.wait_seconds))
         lookup.waited = True
+        self.waiting += 1
+        try:
+            return await self._waited(lookup, deadline)
+        finally:
+            self.waiting -= 1
+
+    async def _waited(self, lookup: OpenLookup, deadline: float) -> Answer:
         while True:
             left = deadline - self._now()
             unchanged = lookup.looked_at == self._publisher.count  # since its key was looked for
@@ -349,6 +357,8 @@ class Lookups:
                 served = list(lookup.served.values())[-1]
                 seconds = served.header.compile_seconds
                 ending = replace(ending, compile_seconds=seconds, tier=served.tier)
+                way = "path" if served.path else "stream"
+                self._tally.served_bytes[way] += served.header.payload_bytes
         if ending.tier not in self._holdings.tier_names:
             ending = replace(ending, tier="")
         holder = lookup.asker.holder if lookup is not None else ""
@@ -426,6 +436,11 @@ class Lookups:
         """Of an artifact that is stored, else of a lookup that is remembered."""
         check_key(key)
         return await self._holdings.record(key) or self.programs.record(key)
+
+    @property
+    def negatives(self) -> int:
+        """Notes that a compile failed, some of which may have run out."""
+        return len(self._negatives)
 
     def forget_negatives(self, keys: Sequence[str]) -> int:
         """Negative entries of these keys, of all where none is named; how many there were."""

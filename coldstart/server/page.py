@@ -43,6 +43,7 @@ def page_app(app: App) -> Gate:
     """Raises ConfigError where the token can't be read."""
     folder = importlib.resources.files("coldstart.dashboard") / "page"
     api = Api(app)
+    app.standing.page_streams = lambda: api.streams
 
     async def page(request: Request) -> Response:
         return FileResponse(str(folder / "index.html"))

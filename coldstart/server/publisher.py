@@ -126,6 +126,7 @@ class Publisher:
             return await self._not_stored(lookup, header, reason_of(exc), str(exc))
         self._came(stored)
         self._tally.published += 1
+        self._tally.published_bytes += header.payload_bytes
         adopted = stored.digest != header.digest
         self._notary.audit.published(header, publication.producer, adopted=adopted)
         if adopted:

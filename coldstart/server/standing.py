@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from coldstart import __version__
+from coldstart.identity.key import SCHEME
 from coldstart.metrics import Reading
 from coldstart.outcomes import Outcome
 from coldstart.server.holdings import Holdings, TierStanding
 from coldstart.server.lookups import Lookups
+from coldstart.server.loop_lag import LoopLag
 from coldstart.server.tally import Tally
 from coldstart.wire import Mode
 
@@ -32,6 +34,10 @@ class Snapshot:
     tiers: tuple[TierStanding, ...]
     leases_kept: str  # local, redis or gcs
     leases_trouble: str  # why they are this daemon's alone for now
+    waiting: int  # calls
+    negatives: int
+    loop_lag_seconds: float
+    page_streams: int
     fleet: Mapping[str, float]  # `counted` of all daemons that share a Redis; empty without one
 
 
@@ -67,6 +73,8 @@ class Standing:
         self._began = now()
         self.addresses: tuple[str, ...] = ()  # once they are known
         self.leases_kept, self.leases_trouble = "local", ""
+        self.loop_lag = LoopLag()
+        self.page_streams: Callable[[], int] = int
         self.fleet: Callable[[], Mapping[str, float]] = (
             dict  # sums of all daemons that share a Redis
         )
@@ -93,6 +101,10 @@ class Standing:
             tiers=tiers,
             leases_kept=self.leases_kept,
             leases_trouble=self.leases_trouble,
+            waiting=self._lookups.waiting,
+            negatives=self._lookups.negatives,
+            loop_lag_seconds=self.loop_lag.worst_seconds,
+            page_streams=self.page_streams(),
             fleet=self.fleet(),
         )
 
@@ -108,6 +120,18 @@ def counted(tally: Tally) -> dict[str, float]:
         "compile_seconds": tally.compile_seconds,
         "compile_seconds_saved": tally.compile_seconds_saved,
     }
+
+
+# There from the start, of each tier: a rate over a series that appears late misses its first events.
+_FAILED = ("error", "timeout", "open", "corrupt")
+OPERATIONS = {
+    "find": ("hit", "miss", *_FAILED),
+    "get": ("hit", "miss", *_FAILED),
+    "put": ("ok", "adopted", "full", "too-large", *_FAILED),
+    "write-back": ("ok", "dropped", "error"),
+    "evict": ("ok",),
+    "quarantine": ("ok",),
+}
 
 
 def readings(now: Snapshot, calls: CallCounts, holdings: Holdings) -> Iterator[Reading]:
@@ -137,10 +161,30 @@ def readings(now: Snapshot, calls: CallCounts, holdings: Holdings) -> Iterator[R
         ("coldstart_load_seconds_total", tally.load_seconds),
         ("coldstart_identify_seconds_total", tally.identify_seconds),
         ("coldstart_uptime_seconds", now.uptime_seconds),
+        (
+            "coldstart_compile_seconds_needed_total",
+            tally.compile_seconds + tally.compile_seconds_saved,
+        ),
+        ("coldstart_waiters", now.waiting),
+        ("coldstart_negative_entries", now.negatives),
+        ("coldstart_publish_bytes_total", tally.published_bytes),
+        ("coldstart_write_backs_pending", holdings.late_puts),
+        ("coldstart_event_loop_lag_seconds", now.loop_lag_seconds),
+        ("coldstart_page_streams", now.page_streams),
         ("coldstart_leases_alone", bool(now.leases_trouble)),
         ("coldstart_redis_oom_total", holdings.counts.operations["redis", "oom", "full"]),
     ):
         yield name, (), float(value)
+    yield "coldstart_build_info", (now.version, SCHEME, now.mode.value), 1.0
+    for way, size in tally.served_bytes.items():
+        yield "coldstart_served_bytes_total", (way,), float(size)
+    for tier, circuit, is_open in holdings.circuits():
+        yield "coldstart_breaker_open", (tier, circuit), float(is_open)
+    for tier in holdings.tier_names:
+        for op, words in OPERATIONS.items():
+            yield from (
+                ("coldstart_tier_operations_total", (tier, op, word), 0.0) for word in words
+            )
     for (tier, op, word), count in holdings.counts.operations.items():
         yield "coldstart_tier_operations_total", (tier, op, word), count
     for (tier, op), seconds in holdings.counts.seconds.items():

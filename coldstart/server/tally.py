@@ -56,6 +56,8 @@ class Tally:
         self.published = 0  # artifacts that became authoritative or were adopted: one compile each
         self.adopted = 0  # of those: somebody had been first
         self.kept_local = 0  # compiles that were not stored
+        self.published_bytes = 0  # of those that were
+        self.served_bytes: Counter[str] = Counter()  # of hits, by way: path or stream
         self.takeovers = 0  # leases that went on after their holder was lost
         self.compile_seconds = 0.0
         self.compile_seconds_saved = 0.0

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FAILURES = 3
+CIRCUITS = ("reads", "writes")
 FIRST_SECONDS, MOST_SECONDS = 5.0, 60.0
 SILENT_SECONDS = 1.0
 NOBODYS_KEY = f"{SCHEME}-{'0' * 64}"  # asked for to see whether a tier answers
@@ -88,8 +89,9 @@ class Breaker:
         self.inner = inner
         self._recorder = recorder
         self._now = now
-        self._reads = _Circuit("reads", first_seconds, now)
-        self._writes = _Circuit("writes", first_seconds, now)
+        reads, writes = CIRCUITS
+        self._reads = _Circuit(reads, first_seconds, now)
+        self._writes = _Circuit(writes, first_seconds, now)
         self._probing: asyncio.Task[None] | None = None
 
     @property

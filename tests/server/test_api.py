@@ -96,6 +96,11 @@ def test_api_stats_and_metrics_agree_to_the_unit(start_daemon: Any, asking: Any,
     assert values["coldstart_compile_seconds_saved_total"] == reply.compile_seconds_saved == 6.0
     assert values["coldstart_compiles_total"] == overview["compiles"] == reply.compiles == 1
     assert values['coldstart_hits_total{tier="disk"}'] == 3
+    assert values["coldstart_compile_seconds_needed_total"] == 14.0
+    size = made.artifact(made.record(HOSTILE)).header.payload_bytes
+    assert values["coldstart_publish_bytes_total"] == size
+    assert values['coldstart_served_bytes_total{way="stream"}'] == 3 * size  # no volume was proved
+    assert values['coldstart_served_bytes_total{way="path"}'] == 0
     assert key not in get(daemon.ready["health"], "/metrics")[1]  # no names in labels
     (step,) = api(daemon, "history", minutes=5)["steps"]
     assert step["hits"] == {"disk": 3} and step["others"] == {
@@ -316,11 +321,13 @@ def events(daemon: Any, seconds: float = 20) -> Iterator[dict[str, Any]]:
 def test_the_stream_tells_what_changes(start_daemon: Any, asking: Any, made: Any) -> None:
     daemon = start_daemon(*SITES)
     stream = events(daemon)
+    assert scraped(daemon)["coldstart_page_streams"] == 0
     assert next(stream)["live"] == []
     record = made.record("being-compiled")
     one = asking(daemon.cache, record)
     request = pb.LookupRequest(lookup_id=one.id, holder="me", record=wire.record_to_pb(record))
     lease = daemon.cache.Lookup(request, timeout=10).lease.lease_id
+    assert scraped(daemon)["coldstart_page_streams"] == 1
     (live,) = next(stream)["live"]
     assert (live["key"], live["holder"], live["program_name"]) == (one.key, "me", "being-compiled")
     one.publish(made.artifact(record), lease)

@@ -9,8 +9,9 @@ import urllib.request
 import prometheus_client
 import pytest
 
-from coldstart import metrics
+from coldstart import __version__, metrics
 from coldstart.outcomes import Outcome, Reason
+from coldstart.server.standing import OPERATIONS
 
 
 def get(where: str, path: str) -> str:
@@ -42,6 +43,14 @@ def test_label_sets_are_there_at_zero(start_daemon):
             name = f'coldstart_lookups_total{{outcome="{outcome}",reason="{reason}"}}'
             assert values[name] == 0
     assert values['coldstart_hits_total{tier="disk"}'] == 0
+    for op, words in OPERATIONS.items():
+        for word in words:
+            name = f'operation="{op}",outcome="{word}",tier="disk"'
+            assert values[f"coldstart_tier_operations_total{{{name}}}"] == 0
+    assert (
+        values['coldstart_build_info{mode="canonical",scheme="cs1",version="%s"}' % __version__]
+        == 1
+    )
     assert values["coldstart_leases_open"] == 0
 
 
