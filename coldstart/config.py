@@ -248,6 +248,16 @@ def daemon_config(
     return DaemonConfig(**values).validated()
 
 
+def trust_settings(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the environment says of signatures and of the place that they are for, for a daemon inside of a command."""
+    names = ("signing_key", "trusted_keys", "revoked", "namespace", "generation")
+    return {
+        setting.name: setting.read(environ[setting.variable], setting.variable)
+        for setting in DAEMON_SETTINGS
+        if setting.name in names and environ.get(setting.variable)
+    }
+
+
 def _read_toml(file: Path) -> dict[str, Any]:
     import tomllib
 

@@ -16,6 +16,7 @@ from coldstart.config import (
     client_settings,
     default_address,
     default_store,
+    trust_settings,
 )
 from coldstart.errors import ConfigError, DaemonAbsent
 
@@ -67,7 +68,9 @@ def daemon_or_store(
     if only_look:
         _must_be_there(stores)
     urls = tuple(stores) or (default_store(os.environ),)
-    with daemon_in_process(urls) as inner, daemon(inner) as client:
+    # What it publishes is signed, and what it hands out is checked, as by a daemon in this environment.
+    trust = trust_settings(os.environ)
+    with daemon_in_process(urls, **trust) as inner, daemon(inner) as client:
         click.echo(f"in-process daemon on {', '.join(urls)}", err=True)
         yield client
 

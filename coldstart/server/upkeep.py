@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from coldstart.artifact import Artifact
 from coldstart.errors import ArtifactError, ColdstartError, InvalidRequest, TierError
 from coldstart.identity.key import key_of
+from coldstart.outcomes import Reason
 from coldstart.server.checks import check_against_record
 from coldstart.store.chain import ChainTier
 from coldstart.store.kept import Kept
 from coldstart.store.selection import Selection
 from coldstart.store.tier import Tier
+from coldstart.store.verified import Gate
 
 log = logging.getLogger("coldstart.server")
 
@@ -39,9 +41,16 @@ class Upkeep:
     """Over one chain. On one event loop."""
 
     def __init__(
-        self, chain: Tier, forget: Callable[[Sequence[str]], int] = lambda keys: 0
+        self,
+        chain: Tier,
+        forget: Callable[[Sequence[str]], int] = lambda keys: 0,
+        gate: Gate | None = None,
     ) -> None:
-        """`forget` drops negative entries of these keys, of all where there are none, and says how many."""
+        """`forget` drops negative entries of these keys, of all where there are none, and says how many.
+
+        `gate` says which copies may not be believed; they are stored all the same, and can be gone through.
+        """
+        self._gate = gate
         self._chain = chain
         self._tiers: tuple[Tier, ...] = chain.tiers if isinstance(chain, ChainTier) else (chain,)
         self._forget = forget
@@ -131,6 +140,12 @@ class Upkeep:
 
     async def _checked(self, tier: Tier, kept: Kept, put_aside: bool) -> Row:
         header = kept.header
+        why = "" if self._gate is None else self._gate(tier.name, header)
+        if why:
+            aside = put_aside and tier.writable
+            if aside:
+                await tier.quarantine(header.key, header.digest, Reason.SIGNATURE)
+            return Row(tier.name, kept, "aside" if aside else "bad", f"not to be believed: {why}")
         try:
             artifact = await tier.get(header.key, header.digest)
         except ArtifactError as exc:  # tiers put aside what they see to be bad
