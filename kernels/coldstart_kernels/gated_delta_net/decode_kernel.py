@@ -95,7 +95,7 @@ def launch(
         ],
     )
     return pl.pallas_call(
-        functools.partial(_body, shape=shape, tile=tile, window=window, slots=conv_state.shape[0]),
+        functools.partial(_body, shape=shape, tile=tile, slots=conv_state.shape[0]),
         name="gated_delta_net_decode",
         grid_spec=grid,
         out_shape=[
@@ -140,7 +140,6 @@ def _body(
     *,
     shape: Shape,
     tile: int,
-    window: int,
     slots: int,
 ) -> None:
     step = pl.program_id(0)
@@ -182,30 +181,30 @@ def _body(
 
         @pl.when(fetching(n))
         def _() -> None:
-            wait(copies.fetch(n % ring, read_slots[n]))
+            wait(copies.fetch(at, read_slots[n]))
 
         @pl.when((lengths[n] > 0) & (read_slots[n] < 0))
         def _() -> None:
             history_ring[at] = jnp.zeros(history_ring.shape[1:], history_ring.dtype)
             state_ring[at] = jnp.zeros(state_ring.shape[1:], state_ring.dtype)
 
-        for t in range(window):
-
-            @pl.when(t < lengths[n])
-            def _(t: int = t) -> None:
-                _convolve(x_ref, s, t, history_ring, at, weight_ref, bias_ref, heads_ref, shape)
-                _gates(a_ref, b_ref, s, t, a_log_ref, dt_bias_ref, decay_ref, beta_ref)
-                _step(heads_ref, decay_ref, beta_ref, state_ring, at, rows_ref, shape)
-                out_ref[s, t] = rows_ref[...].astype(out_ref.dtype)
+        def token(t: Any, carry: Any) -> Any:
+            _convolve(x_ref, s, t, history_ring, at, weight_ref, bias_ref, heads_ref, shape)
+            _gates(a_ref, b_ref, s, t, a_log_ref, dt_bias_ref, decay_ref, beta_ref)
+            _step(heads_ref, decay_ref, beta_ref, state_ring, at, rows_ref, shape)
+            out_ref[s, t] = rows_ref[...].astype(out_ref.dtype)
 
             @pl.when(writing(n, t))
-            def _(t: int = t) -> None:
-                start(copies.write_back(n % ring, slot_after(n, t)))
+            def _() -> None:
+                start(copies.write_back(at, slot_after(n, t)))
 
             @pl.when((t < lengths[n] - 1) & writing(n, t))
-            def _(t: int = t) -> None:
-                wait(copies.write_back(n % ring, slot_after(n, t)))
+            def _() -> None:
+                wait(copies.write_back(at, slot_after(n, t)))
 
+            return carry
+
+        jax.lax.fori_loop(0, lengths[n], token, 0)
         following = n + tile
 
         @pl.when(following < count)
@@ -234,7 +233,7 @@ def _body(
 def _convolve(
     x_ref: Any,
     s: Any,
-    t: int,
+    t: Any,
     history_ring: Any,
     at: Any,
     weight_ref: Any,
@@ -258,7 +257,7 @@ def _gates(
     a_ref: Any,
     b_ref: Any,
     s: Any,
-    t: int,
+    t: Any,
     a_log_ref: Any,
     dt_bias_ref: Any,
     decay_ref: Any,
