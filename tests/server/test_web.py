@@ -47,10 +47,8 @@ def test_label_sets_are_there_at_zero(start_daemon):
         for word in words:
             name = f'operation="{op}",outcome="{word}",tier="disk"'
             assert values[f"coldstart_tier_operations_total{{{name}}}"] == 0
-    assert (
-        values['coldstart_build_info{mode="canonical",scheme="cs1",version="%s"}' % __version__]
-        == 1
-    )
+    build = f'mode="canonical",scheme="cs1",version="{__version__}"'
+    assert values[f"coldstart_build_info{{{build}}}"] == 1
     assert values["coldstart_leases_open"] == 0
 
 
