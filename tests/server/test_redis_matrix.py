@@ -7,7 +7,7 @@ together as app.py does, in this process, over a real redis-server behind a prox
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import pytest
@@ -98,6 +98,7 @@ class RedisWorld(FailureWorld):
         super().__init__(made)
         self.server, self.proxy = server, proxy
         self.admin = server.client()
+        self._undo = ExitStack()
         self.other = redis_tier(server, place={"prefix": "coldstart"})
         store = RedisStore(
             "127.0.0.1",
@@ -154,6 +155,7 @@ class RedisWorld(FailureWorld):
             proxy.slow(delay_seconds=0.05)
         elif fault == "black hole":
             proxy.black_hole()
+            self._undo.callback(proxy.drop)  # what it swallowed must not come late
         elif fault == "full":
             admin.config_set("maxmemory-policy", "noeviction")
             admin.config_set("maxmemory", "1")
@@ -165,6 +167,7 @@ class RedisWorld(FailureWorld):
             proxy.cut(after_bytes=2, asked_since=True)
 
     def heal(self) -> None:
+        self._undo.close()
         self.proxy.heal()
         self.admin.config_set("maxmemory", "0")
         self.admin.execute_command("REPLICAOF", "NO", "ONE")

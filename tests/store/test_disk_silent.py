@@ -47,11 +47,10 @@ async def test_nobody_stands_in_line_behind_a_disk_that_is_silent(
         with pytest.raises(TierTimeout, match="no answer after 1 s"):
             await disk.find(silent.header.key)
         assert held.waited_for
-        # As many as there are threads, and more: each is told so in its turn, and soon.
-        asked = [disk.find(silent.header.key) for _ in range(12)]
-        ends = await asyncio.gather(*asked, return_exceptions=True)
-        assert {type(end) for end in ends} == {TierTimeout}
-        assert time.monotonic() - began < 8  # twelve seconds if each had waited for its own
+        for _ in range(20):  # more than there are threads; each would wait for a second
+            with pytest.raises(TierTimeout):
+                await disk.find(silent.header.key)
+        assert time.monotonic() - began < 15
     for made in (silent, other):  # it answers: nothing is left of the doubt
         assert await disk.find(made.header.key) == (made.header,)
 
@@ -131,14 +130,15 @@ async def test_a_store_that_somebody_removed_is_begun_anew(
 ) -> None:
     made = new_artifact("a", b"good")
     await disk.put(made, None)
-    told, _ = disk.nonce()
+    told, _ = await disk.nonce()
     other = DiskTier(root)
     await other.put(new_artifact("b"), None)
     shutil.rmtree(root if all_of_it else root / "v1")
     for tier in (disk, other):
         assert await tier.find(made.header.key) == ()
     spool = await disk.open_spool(100)
-    assert disk.nonce()[0] != told and (root / disk.nonce()[0]).is_file()
+    tells, _ = await disk.nonce()
+    assert tells != told and (root / tells).is_file()
     assert (await other.sweep()).temps == 0 and spool.exists()  # its owner is known to live
     await other.put(made, None)
     got = await disk.get(made.header.key, made.header.digest)
