@@ -61,7 +61,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         volume = None
-        nonce_path = self._holdings.nonce_path()
+        nonce_path = await self._holdings.nonce_path()
         if nonce_path:
             volume = pb.Volume(root=str(self._holdings.volume_root), nonce_path=nonce_path)
         return pb.HelloReply(

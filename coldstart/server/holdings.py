@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.artifact import Artifact, Header
+from coldstart.artifact import Artifact, FilePayload, Header
 from coldstart.errors import TierError, TierFull, TooLarge
 from coldstart.identity.key import KeyRecord
 from coldstart.server.spool import DiskPlace
@@ -169,13 +170,13 @@ class Holdings:
         """Where files can be handed over by path; None: nowhere."""
         return None if self._disk is None else self._disk.root
 
-    def nonce_path(self) -> str:
+    async def nonce_path(self) -> str:
         """A file relative to `volume_root` whose content proves that a client sees the volume; "" if none now."""
         if self._disk is None:
             return ""
         try:
-            path, self._nonce = self._disk.nonce()
-        except TierError as exc:  # full, or not ours to write: bytes go by stream then
+            path, self._nonce = await self._disk.nonce()
+        except TierError as exc:  # full, silent, or not ours to write: bytes go by stream then
             if not self._no_nonce:
                 log.warning("no handing over by path: %s", exc)
             self._no_nonce = True
@@ -195,14 +196,14 @@ class Holdings:
         if self._disk is not None and token:
             self._disk.unpin(token)
 
-    def path_of(self, key: str, digest: str) -> str:
-        """Relative to `volume_root`; "" where the disk doesn't have it (yet)."""
-        if self._disk is None:
+    def path_of(self, artifact: Artifact) -> str:
+        """Relative to `volume_root`, of what `get` returned; "" where that isn't a file of the disk's."""
+        payload = artifact.payload
+        if self._disk is None or not isinstance(payload, FilePayload):
             return ""
-        try:
-            return self._disk.relative_path(digest, key)
-        except TierError:
-            return ""
+        root = f"{self._disk.root}{os.sep}"
+        path = str(payload.path)
+        return path.removeprefix(root) if path.startswith(root) else ""
 
     def distrusted(self, key: str) -> bool:
         """True where a tier has a copy of `key` that must not be believed."""

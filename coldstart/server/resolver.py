@@ -178,7 +178,7 @@ class Resolver:
             return None
         self._memory.see(header)
         sees_volume = lookup.asker.sees_volume
-        path = self._holdings.path_of(lookup.key, header.digest) if sees_volume else ""
+        path = self._holdings.path_of(found.artifact) if sees_volume else ""
         # The copy's own: what was found first may have been a row about it.
         header = found.artifact.header
         hit = Hit(lookup.key, header, found.tier, path, waited=lookup.waited)

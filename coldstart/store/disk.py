@@ -6,7 +6,7 @@
 
 A reader sees a whole artifact or a miss, whatever dies whenever. Layout: disk_layout.py; README.md beside it.
 
-Way in: DiskTier(root, limit_bytes=...). For handing files over by path: `pin`, then `get`, then `relative_path`.
+Way in: DiskTier(root, limit_bytes=...). For handing files over by path: `pin`, then `get`: its payload is the file.
 For publishing without a second copy: `open_spool`, write the artifact there, `put` it as a FilePayload.
 """
 
@@ -34,6 +34,7 @@ from coldstart.errors import (
 from coldstart.identity.key import KeyRecord
 from coldstart.store.disk_index import DiskIndex, Entry, Unsound
 from coldstart.store.disk_layout import Layout, flocked, translated, unlink
+from coldstart.store.disk_locality import answers_at_once
 from coldstart.store.disk_nonce import Nonce
 from coldstart.store.disk_recent import Recent
 from coldstart.store.disk_room import Room
@@ -102,6 +103,7 @@ class DiskTier:
             if not os.access(self._layout.keys, os.R_OK | os.X_OK):
                 raise  # else a store that can only be read: put says so when it is asked
         self._device = self._layout.device()
+        self._at_once = answers_at_once(root)  # else only threads look at files
         self._readers = Threads("coldstart-disk-read", READ_THREADS)
         self._writers = Threads("coldstart-disk-write", WRITE_THREADS)
         self._spoolers = Threads("coldstart-disk-spool", WRITE_THREADS)
@@ -116,12 +118,12 @@ class DiskTier:
         return True
 
     async def find(self, key: str) -> tuple[Header, ...]:
-        headers = self._recent.headers(check_key(key)) if not self._closed else None
+        headers = self._recent.headers(check_key(key)) if self._at_once else None
         return headers if headers is not None else await self._read(self._find, key)
 
     async def get(self, key: str, digest: str) -> Artifact | None:
         check_key(key), check_digest(digest)
-        found = self._recent.artifact(key, digest, self._stamp) if not self._closed else None
+        found = self._recent.artifact(key, digest, self._stamp) if self._at_once else None
         return found if found is not None else await self._read(self._get, key, digest)
 
     async def put(self, artifact: Artifact, record: KeyRecord | None) -> Header:
@@ -150,7 +152,7 @@ class DiskTier:
         """Waits for what was begun, where the disk answers. Spooled files that were not put are then anybody's."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._at_once = True, False
         pools = (self._readers, self._writers, self._spoolers)
         if not all(await asyncio.gather(*(pool.close() for pool in pools))):
             log.warning("disk: %s does not answer; left without waiting for it", self.root)
@@ -185,9 +187,10 @@ class DiskTier:
             return str(path.relative_to(self.root))
         return ""
 
-    def nonce(self) -> tuple[str, bytes]:
+    async def nonce(self) -> tuple[str, bytes]:
         """A file (relative to `root`) and its content: who can tell the content sees this volume."""
-        return self._nonce.tell()
+        made = self._nonce.made
+        return made if made is not None else await self._read(self._nonce.tell)
 
     # Publishing without a second copy
 
@@ -291,7 +294,9 @@ class DiskTier:
         return self._room.usage()
 
     def _find(self, key: str) -> tuple[Header, ...]:
-        return tuple(entry.header for entry in self._sound(key))
+        return (not self._at_once and self._recent.headers(key)) or tuple(
+            entry.header for entry in self._sound(key)
+        )
 
     def _sound(self, key: str) -> list[Entry]:
         before = self._recent.before(key)
@@ -316,6 +321,8 @@ class DiskTier:
             self._damaged.pop(next(iter(self._damaged)), None)
 
     def _get(self, key: str, digest: str) -> Artifact | None:
+        if known := not self._at_once and self._recent.artifact(key, digest, self._stamp):
+            return known
         for entry in self._sound(key):
             if entry.header.digest != digest:
                 continue
@@ -349,9 +356,7 @@ class DiskTier:
 
     def _touch(self, path: Path) -> None:
         stamp = self._stamp()
-        with suppress(
-            OSError
-        ):  # read-only or another user's: the order of eviction is then a guess
+        with suppress(OSError):  # read-only or another user's: eviction's order is then a guess
             os.utime(path, ns=(stamp, stamp))
 
     def _put(self, artifact: Artifact, record: KeyRecord | None) -> Header:

@@ -1,11 +1,11 @@
 """Recent: what was read of the index a moment ago, believed while nothing about its files has changed.
 
-A hit costs a few stats here instead of a thread's turn for each read. Believed is an entry whose key folder has the
-inode and modification time that it had when it was listed, and whose object has the inode, size and modification time
-that it had when it was last used. Index files are immutable, so the folder's time tells of each that comes or goes; an
-object's time is a stamp of its last use, so any other process that uses or writes it makes this memory look again. A
-folder that had changed within the last moment before it was listed isn't remembered: its clock is too coarse to tell
-what came after.
+A hit costs a few stats here instead of reads, and where the file system answers at once (disk_locality.py) not even a
+thread's turn. Believed is an entry whose key folder has the inode and modification time that it had when it was listed,
+and whose object has the inode, size and modification time that it had when it was last used. Index files are immutable,
+so the folder's time tells of each that comes or goes; an object's time is a stamp of its last use, so any other process
+that uses or writes it makes this memory look again. A folder that had changed within the last moment before it was
+listed isn't remembered: its clock is too coarse to tell what came after.
 """
 
 from __future__ import annotations

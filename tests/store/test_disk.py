@@ -115,9 +115,9 @@ async def test_the_object_is_a_whole_artifact_file_and_its_path_is_told(
 
 
 async def test_a_nonce_proves_the_volume(disk: DiskTier, root: Path) -> None:
-    path, content = disk.nonce()
+    path, content = await disk.nonce()
     assert (root / path).read_bytes() == content and len(content) == 32
-    assert disk.nonce() == (path, content)
+    assert await disk.nonce() == (path, content)
     await disk.close()
     assert not (root / path).exists()
 

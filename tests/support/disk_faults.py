@@ -3,7 +3,8 @@ is full or can only be read.
 
     HeldFile   whoever opens the file waits, as on a disk that doesn't answer: a lease on it (fcntl(2)) is not
                given back
-    Volume     a small tmpfs of its own, in the mount namespace of a process that sleeps; reached through /proc
+    Volume     a small tmpfs of its own, in the mount namespace of a process that sleeps; reached through /proc.
+               A folder of it can be made one that never answers, as of a file server that is gone
     as_nobody  this process without root's rights
 """
 
@@ -14,11 +15,24 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 NOBODY = 65534
+
+# A server of a file system that reads no request: the kernel's callers wait for as long as it lives.
+HANG = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+server = os.open("/dev/fuse", os.O_RDWR)
+about = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+if libc.mount(b"silent", sys.argv[1].encode(), b"fuse", 0, about.encode()):
+    sys.exit(os.strerror(ctypes.get_errno()))
+print("hung", flush=True)
+sys.stdin.read()
+"""
 
 
 class HeldFile(AbstractContextManager["HeldFile"]):
@@ -73,6 +87,7 @@ class Volume(AbstractContextManager["Volume"]):
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"there\n"
         self._mount = mount
+        self._silent: subprocess.Popen[bytes] | None = None
         self.root = Path(f"/proc/{self._process.pid}/root{mount}")
 
     def freeze(self) -> None:
@@ -87,9 +102,27 @@ class Volume(AbstractContextManager["Volume"]):
     def thaw(self) -> None:
         self._run(f"umount {self._mount}")
 
+    def hang(self, folder: str) -> None:
+        """Whoever looks below `folder` waits: a file system by FUSE lies over it, whose server says nothing."""
+        self._hung = self._mount / folder
+        command = [*self._within, sys.executable, "-c", HANG, str(self._hung)]
+        self._silent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._silent.stdout is not None and self._silent.stdout.readline() == b"hung\n"
+
+    def answer(self) -> None:
+        """It is as it was; who waited is told that the file system was disconnected."""
+        if self._silent is not None:
+            self._silent.kill()
+            self._silent.communicate()
+            self._silent = None
+            self._run(f"umount -l {self._hung}")
+
+    @property
+    def _within(self) -> list[str]:
+        return ["nsenter", "-t", str(self._process.pid), "-U", "-m", "--preserve-credentials"]
+
     def _run(self, command: str) -> None:
-        within = ["nsenter", "-t", str(self._process.pid), "-U", "-m", "--preserve-credentials"]
-        subprocess.run([*within, "sh", "-c", command], check=True)
+        subprocess.run([*self._within, "sh", "-c", command], check=True)
 
     def fill(self) -> None:
         """Not a byte is left."""
@@ -104,6 +137,7 @@ class Volume(AbstractContextManager["Volume"]):
         (self.root / "filler").unlink(missing_ok=True)
 
     def __exit__(self, *_: object) -> None:
+        self.answer()
         self._process.kill()
         self._process.communicate()
 
