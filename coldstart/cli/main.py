@@ -50,6 +50,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "purge": Entry("coldstart.cli.purge:purge", "Take artifacts away, by what they are."),
     "stats": Entry("coldstart.cli.stats:stats", "Show what a daemon has counted."),
+    "top": Entry("coldstart.cli.top:top", "Watch a daemon: who compiles, what misses, and why."),
     "verify": Entry("coldstart.cli.verify:verify", "Read a whole store and check it."),
     "warm": Entry("coldstart.cli.warm:warm", "Compile a plan's programs ahead and publish them."),
 }

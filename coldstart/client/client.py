@@ -165,6 +165,11 @@ class CacheClient:
         request = admin_pb2.NearestRequest(key=key, limit=limit)
         return self._call(self._admin.Nearest, request, seconds, admin_pb2.NearestReply)
 
+    def activity(self, limit: int = 0, seconds: float = 10.0) -> admin_pb2.ActivityReply:
+        """Raises UnknownCall where the daemon is one that has no such call yet."""
+        request = admin_pb2.ActivityRequest(limit=limit)
+        return self._call(self._admin.Activity, request, seconds, admin_pb2.ActivityReply)
+
     def upkeep(self, call: str, request: Any) -> Iterator[admin_pb2.UpkeepReply]:
         """ListStored, Purge or Verify: what they tell as they go, without an end to wait for.
 

@@ -10,6 +10,7 @@ from coldstart import wire
 from coldstart.errors import InvalidRequest
 from coldstart.identity.nearest import nearest
 from coldstart.rpc.v1 import admin_pb2, admin_pb2_grpc
+from coldstart.server.activity_wire import activity_reply
 from coldstart.server.lookups import Lookups
 from coldstart.server.standing import Snapshot, Standing
 from coldstart.server.upkeep import Upkeep
@@ -18,6 +19,7 @@ from coldstart.store.names import check_key
 
 MAX_DESCRIPTORS_BYTES = 32 << 20  # of one reply
 MAX_NEAREST = 100
+DEFAULT_ROWS = 50
 
 
 class AdminServicer(admin_pb2_grpc.AdminServicer):
@@ -37,6 +39,12 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
 
     async def Stats(self, request: admin_pb2.StatsRequest, context: Any) -> admin_pb2.StatsReply:
         return stats_reply(await self._standing.snapshot())
+
+    async def Activity(
+        self, request: admin_pb2.ActivityRequest, context: Any
+    ) -> admin_pb2.ActivityReply:
+        limit = request.limit or DEFAULT_ROWS
+        return activity_reply(self._standing.activity, self._lookups.compiling(), limit)
 
     async def GetDescriptor(
         self, request: admin_pb2.GetDescriptorRequest, context: Any

@@ -12,6 +12,7 @@ from coldstart import __version__
 from coldstart.identity.key import SCHEME
 from coldstart.metrics import Reading
 from coldstart.outcomes import Outcome
+from coldstart.server.activity import Activity
 from coldstart.server.holdings import Holdings, TierStanding
 from coldstart.server.lookups import Lookups
 from coldstart.server.loop_lag import LoopLag
@@ -78,6 +79,10 @@ class Standing:
         self.fleet: Callable[[], Mapping[str, float]] = (
             dict  # sums of all daemons that share a Redis
         )
+
+    @property
+    def activity(self) -> Activity:
+        return self._tally.activity
 
     @property
     def degraded(self) -> tuple[str, ...]:

@@ -261,3 +261,65 @@ class UpkeepRow(_message.Message):
     created_unix: float
     used_unix: float
     def __init__(self, tier: _Optional[str] = ..., outcome: _Optional[str] = ..., detail: _Optional[str] = ..., of: _Optional[int] = ..., key: _Optional[str] = ..., digest: _Optional[str] = ..., program_name: _Optional[str] = ..., platform: _Optional[str] = ..., producer: _Optional[str] = ..., compiler: _Optional[str] = ..., bytes: _Optional[int] = ..., compile_seconds: _Optional[float] = ..., created_unix: _Optional[float] = ..., used_unix: _Optional[float] = ...) -> None: ...
+
+class ActivityRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class ActivityReply(_message.Message):
+    __slots__ = ("programs", "recent", "live")
+    PROGRAMS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    programs: _containers.RepeatedCompositeFieldContainer[ProgramSum]
+    recent: _containers.RepeatedCompositeFieldContainer[MissedLookup]
+    live: _containers.RepeatedCompositeFieldContainer[LiveCompile]
+    def __init__(self, programs: _Optional[_Iterable[_Union[ProgramSum, _Mapping]]] = ..., recent: _Optional[_Iterable[_Union[MissedLookup, _Mapping]]] = ..., live: _Optional[_Iterable[_Union[LiveCompile, _Mapping]]] = ...) -> None: ...
+
+class ProgramSum(_message.Message):
+    __slots__ = ("outcome", "reason", "program_name", "count", "compile_seconds")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    outcome: _cache_pb2.Outcome
+    reason: _cache_pb2.Reason
+    program_name: str
+    count: int
+    compile_seconds: float
+    def __init__(self, outcome: _Optional[_Union[_cache_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_cache_pb2.Reason, str]] = ..., program_name: _Optional[str] = ..., count: _Optional[int] = ..., compile_seconds: _Optional[float] = ...) -> None: ...
+
+class MissedLookup(_message.Message):
+    __slots__ = ("unix_seconds", "outcome", "reason", "program_name", "key", "holder", "compile_seconds")
+    UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    unix_seconds: float
+    outcome: _cache_pb2.Outcome
+    reason: _cache_pb2.Reason
+    program_name: str
+    key: str
+    holder: str
+    compile_seconds: float
+    def __init__(self, unix_seconds: _Optional[float] = ..., outcome: _Optional[_Union[_cache_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_cache_pb2.Reason, str]] = ..., program_name: _Optional[str] = ..., key: _Optional[str] = ..., holder: _Optional[str] = ..., compile_seconds: _Optional[float] = ...) -> None: ...
+
+class LiveCompile(_message.Message):
+    __slots__ = ("key", "program_name", "holder", "seconds", "expected_seconds")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_NAME_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    program_name: str
+    holder: str
+    seconds: float
+    expected_seconds: float
+    def __init__(self, key: _Optional[str] = ..., program_name: _Optional[str] = ..., holder: _Optional[str] = ..., seconds: _Optional[float] = ..., expected_seconds: _Optional[float] = ...) -> None: ...

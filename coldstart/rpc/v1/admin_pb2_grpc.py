@@ -19,6 +19,11 @@ class AdminStub(object):
                 request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
                 response_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsReply.FromString,
                 )
+        self.Activity = channel.unary_unary(
+                '/coldstart.rpc.v1.Admin/Activity',
+                request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.ActivityRequest.SerializeToString,
+                response_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.ActivityReply.FromString,
+                )
         self.GetDescriptor = channel.unary_unary(
                 '/coldstart.rpc.v1.Admin/GetDescriptor',
                 request_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.GetDescriptorRequest.SerializeToString,
@@ -55,6 +60,12 @@ class AdminServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Stats(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Activity(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,6 +116,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsRequest.FromString,
                     response_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsReply.SerializeToString,
+            ),
+            'Activity': grpc.unary_unary_rpc_method_handler(
+                    servicer.Activity,
+                    request_deserializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.ActivityRequest.FromString,
+                    response_serializer=coldstart_dot_rpc_dot_v1_dot_admin__pb2.ActivityReply.SerializeToString,
             ),
             'GetDescriptor': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDescriptor,
@@ -160,6 +176,23 @@ class Admin(object):
         return grpc.experimental.unary_unary(request, target, '/coldstart.rpc.v1.Admin/Stats',
             coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
             coldstart_dot_rpc_dot_v1_dot_admin__pb2.StatsReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Activity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/coldstart.rpc.v1.Admin/Activity',
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.ActivityRequest.SerializeToString,
+            coldstart_dot_rpc_dot_v1_dot_admin__pb2.ActivityReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
