@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from disk_faults import HeldFile, can_mount
 
 from coldstart import artifact, wire
 from coldstart.client.client import CacheClient
@@ -227,14 +227,6 @@ def test_a_remote_that_is_only_read(tmp_path, asking, made) -> None:
 # --- a disk that is really full
 
 
-def _can_mount() -> bool:
-    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    return (
-        shutil.which("unshare") is not None
-        and not subprocess.run(command, capture_output=True).returncode
-    )
-
-
 @contextmanager
 def _daemon_on(size: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A daemon whose store lies on a file system of that size; the mount goes with its process."""
@@ -255,7 +247,7 @@ def _daemon_on(size: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes
         assert process.wait(30) == 0
 
 
-@pytest.mark.skipif(not _can_mount(), reason="needs the right to mount a tmpfs of its own")
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount a tmpfs of its own")
 def test_a_full_disk_refuses_reads_on_and_recovers(tmp_path, asking, made) -> None:
     """The kernel itself says ENOSPC, at whatever step the room ends; the limit is far away."""
     with (
@@ -293,7 +285,7 @@ def test_a_full_disk_refuses_reads_on_and_recovers(tmp_path, asking, made) -> No
         assert asking(cache, late.record).lookup().WhichOneof("answer") == "hit"
 
 
-@pytest.mark.skipif(not _can_mount(), reason="needs the right to mount a tmpfs of its own")
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount a tmpfs of its own")
 def test_a_disk_that_is_full_for_a_while_is_a_disk_all_the_same(tmp_path, asking, made) -> None:
     """Who has a proof of an earlier daemon's is answered, and paths are handed over again once there is room."""
     with (
@@ -358,3 +350,23 @@ def test_a_frozen_process_with_the_limits_lock_makes_nobody_unready(
     assert ends == [pb.REASON_DEADLINE] * 8
     late = asking(daemon.cache, made.record("free again"))
     assert not late.publish(made.artifact(late.record)).kept_local
+
+
+@pytest.mark.long  # a real deadline, of 5 s
+def test_a_daemon_whose_disk_is_silent_says_so_and_stops(start_daemon, asking, made) -> None:
+    """A file server that is gone: lookups end, the page and its numbers go on, and so does the end of the daemon."""
+    daemon = start_daemon("--health=127.0.0.1:0", "--drain-seconds=1")
+    kept, silent = (asking(daemon.cache, made.record(word)) for word in ("kept", "silent"))
+    for one in (kept, silent):
+        assert one.publish(made.artifact(one.record)).digest
+    (entry,) = [path for path in files(daemon.store, "keys") if path.parent.name == silent.key]
+    with HeldFile(entry):
+        began = time.monotonic()
+        for _ in range(10):
+            one = asking(daemon.cache, silent.record)
+            assert one.lookup().refused.reason == pb.REASON_DEADLINE
+        assert time.monotonic() - began < 25  # not ten times five seconds
+        assert daemon.stats().tiers[0].operations["find.timeout"] == 10
+        began = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - began < 20  # the kernel would hold on for 45 s
