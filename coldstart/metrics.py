@@ -232,6 +232,9 @@ CATALOGUE: tuple[Metric, ...] = (
                 Reason.TIER_DOWN.value,
                 "tier-up",
                 "leases-alone",
+                "trust-file",
+                Reason.SIGNATURE.value,
+                Reason.ROLE.value,
                 "leases-shared",
                 Reason.GROUP_MISMATCH.value,
             )

@@ -1,6 +1,7 @@
 """Audit: who published what, what was refused and why, one line each. In the log, and in a file where one is named.
 
-A refusal is told once for each copy, place and reason, as lookups come again and again; every one of them is counted.
+A refusal is told once an hour for each copy, place and reason, or caller and call: lookups come again and again, and a
+stranger must not fill the disk. Every one of them is counted.
 Lines hold names and digests, no program.
 """
 
@@ -22,7 +23,8 @@ from coldstart.server.tally import Tally
 
 log = logging.getLogger("coldstart.audit")
 
-TOLD = 4096  # refusals that are not told again
+TOLD = 4096  # refusals that are remembered, so as not to be told again
+AGAIN_SECONDS = 3600.0
 
 
 class Audit:
@@ -34,7 +36,7 @@ class Audit:
         """Raises ConfigError where the file can't be written."""
         self._tally = tally
         self._unix_now = unix_now
-        self._told: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._told: OrderedDict[tuple[str, ...], float] = OrderedDict()
         self._file: TextIO | None = None
         if file is not None:
             try:
@@ -47,12 +49,8 @@ class Audit:
     def refused(self, tier: str, header: Header, why: str) -> None:
         """A copy that must not be believed was met in a tier."""
         what = (tier, header.key, header.digest, header.signature.hex(), why)
-        if what in self._told:
-            self._tally.event_counts[Reason.SIGNATURE.value] += 1
+        if self._was_told(Reason.SIGNATURE, what):
             return
-        self._told[what] = None
-        if len(self._told) > TOLD:
-            self._told.popitem(last=False)
         self._tally.event(
             Reason.SIGNATURE.value, f"{tier}: {header.key[:16]} {header.digest[:12]}: {why}"
         )
@@ -84,6 +82,8 @@ class Audit:
 
     def denied(self, who: str, what: str, why: str) -> None:
         """Somebody asked for what it may not."""
+        if self._was_told(Reason.ROLE, (who, what, why)):
+            return
         self._tally.event(Reason.ROLE.value, f"{who}: {what}: {why}")
         self._line("denied", logging.WARNING, who=who, what=what, why=why, reason=Reason.ROLE.value)
 
@@ -96,6 +96,18 @@ class Audit:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _was_told(self, reason: Reason, what: tuple[str, ...]) -> bool:
+        """Whether it was lately; then it is counted, and nothing else. What is told counts itself."""
+        now = self._unix_now()
+        if now - self._told.get(what, -AGAIN_SECONDS) < AGAIN_SECONDS:
+            self._tally.event_counts[reason.value] += 1
+            return True
+        self._told[what] = now
+        self._told.move_to_end(what)
+        if len(self._told) > TOLD:
+            self._told.popitem(last=False)
+        return False
 
     def _line(self, happened: str, level: int, **fields: Any) -> None:
         say(log, happened, level=level, audit=1, **fields)

@@ -22,7 +22,7 @@ class Event:
 
     unix_seconds: float
     # A reason (a client's notice too), or one of: replaced, evicted, quarantined, lease-expired, not-canonicalized,
-    # tier-up, leases-alone, leases-shared.
+    # tier-up, leases-alone, leases-shared, trust-file.
     kind: str
     message: str
 

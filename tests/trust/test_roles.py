@@ -353,3 +353,15 @@ def test_a_certificate_that_can_not_be_used_is_named(
         daemon(tmp_path / "d", "memory://", **given),
     ):
         pass
+
+
+def test_a_stranger_does_not_fill_the_audit(tmp_path: Path) -> None:
+    """Told once, counted each time."""
+    running = daemon(tmp_path / "d", f"disk://{tmp_path}/s", writers=(SOMEBODY_ELSE,))
+    with running as world, world.client() as client:
+        for _ in range(20):
+            with pytest.raises(NotAllowed):
+                client.publish(make_artifact("a"), make_record("a"))
+        assert len(world.audit("denied")) == 1
+        told = [event for event in client.calls.stats().events if event.kind == "role"]
+        assert len(told) == 1
