@@ -282,6 +282,7 @@ class Lookups:
             lookup.excluded.add(digest)
         if not own:
             self._resolver.unpin(lookup, digest)
+            lookup.damage = reason  # if it is now missing everywhere, then for that
             await self._quarantine(lookup, digest, reason)
         return await self._resolver.resolve(lookup)
 

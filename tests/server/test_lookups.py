@@ -273,7 +273,7 @@ async def test_a_copy_that_comes_back_bad_is_not_served_for_ever(record, made):
     hit = await world.lookups.ask_record(asker, record)
     digest = hit.header.digest
     answer = await world.lookups.reject(asker.lookup_id, hit.key, digest, Reason.CORRUPT)
-    assert isinstance(answer, Leased)
+    assert isinstance(answer, Leased) and answer.reason is Reason.CORRUPT
 
 
 @pytest.mark.parametrize(
