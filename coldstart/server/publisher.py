@@ -113,6 +113,9 @@ class Publisher:
         except NotAllowed as exc:
             self._notary.audit.denied(publication.producer, "publish", str(exc))
             return await self._not_stored(lookup, header, Reason.ROLE, str(exc))
+        except TierError as exc:  # a key that lives elsewhere can't be asked now
+            self._tally.event(reason_of(exc).value, str(exc))
+            return await self._not_stored(lookup, header, reason_of(exc), str(exc))
         publication = replace(publication, header=header)
         try:
             stored = await self._store(publication, lookup, self._alive(lookup, chunks))

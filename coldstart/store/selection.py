@@ -6,9 +6,11 @@ deletes by one asks first whether it is `empty`.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 
+from coldstart.artifact import Header
 from coldstart.identity.key import KeyRecord
 from coldstart.identity.used_rules import used_rules
 from coldstart.store.kept import Kept
@@ -47,7 +49,9 @@ class Selection:
             return False
         if self.platforms and header.platform not in self.platforms:
             return False
-        if self.producers and not _any_like(header.producer, self.producers):
+        if self.producers and not any(
+            _any_like(name, self.producers) for name in _producers(header)
+        ):
             return False
         if self.programs and not _any_like(header.program_name, self.programs):
             return False
@@ -65,6 +69,15 @@ class Selection:
         if self.rules:
             return record is not None and not used_rules(record).isdisjoint(self.rules)
         return True
+
+
+def _producers(header: Header) -> tuple[str, ...]:
+    """Who published it: as the client called itself, and as a signature says, which nobody has checked here."""
+    try:
+        signed = json.loads(header.signature or b"{}").get("producer", "")
+    except (ValueError, AttributeError, RecursionError):
+        signed = ""
+    return (header.producer, *([signed] if isinstance(signed, str) and signed else []))
 
 
 def _any_like(text: str, patterns: tuple[str, ...]) -> bool:

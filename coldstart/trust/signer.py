@@ -25,7 +25,7 @@ class SigningKey(Protocol):
         ...
 
     async def sign(self, data: bytes) -> bytes:
-        """The Ed25519 signature over `data`. Raises ColdstartError where it can't be had now."""
+        """The Ed25519 signature over `data`. Raises TierError where it can't be had now."""
         ...
 
 

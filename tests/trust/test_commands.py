@@ -87,3 +87,10 @@ def test_upkeep_takes_away_what_nobody_is_handed(keys: Keys, store: Path, tmp_pa
         done = coldstart("purge", "--address", world.address, "--key", key("unsigned"))
         assert done.returncode == 0, done.stderr
     assert len(list(store.glob("v1/objects/*/*.csa"))) == 1
+
+
+def test_a_purge_by_producer_goes_by_the_signature_too(keys: Keys, store: Path) -> None:
+    for pattern, left in (("uid:8@*", 2), ("uid:7@*", 1)):
+        done = coldstart("purge", "--store", f"disk://{store}", "--producer", pattern)
+        assert done.returncode == 0, done.stderr
+        assert len(list(store.glob("v1/objects/*/*.csa"))) == left
