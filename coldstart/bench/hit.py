@@ -100,6 +100,15 @@ class HitResult:
         }
 
 
+def check_devices(plan: Plan, devices: int) -> None:
+    """Raises ConfigError: the plan needs other devices."""
+    if plan.devices is not None and plan.devices > devices:
+        raise ConfigError(
+            f"plan {plan.source} needs {plan.devices} devices, --target gives {devices}; "
+            f"a target that works: cpu:{plan.devices}"
+        )
+
+
 def run(
     plan: Plan,
     word: str,
@@ -119,13 +128,9 @@ def run(
         folder: empty; gets JAX's cache and what the processes print.
 
     Raises:
-        ConfigError: the plan needs other devices. ColdstartError: a process failed.
+        ConfigError: as `check_devices`. ColdstartError: a process failed.
     """
-    if plan.devices is not None and plan.devices > devices:
-        raise ConfigError(
-            f"plan {plan.source} needs {plan.devices} devices, --target gives {devices}; "
-            f"a target that works: cpu:{plan.devices}"
-        )
+    check_devices(plan, devices)
     stock = folder / "jax-cache"
     stock.mkdir(parents=True)
     environ = processes.plain_environment()

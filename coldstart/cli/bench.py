@@ -60,10 +60,22 @@ def hit(
     plan, aim = read_plan(word), parse_target(target)
     if aim.kind != "cpu" or aim.count is None:
         raise click.UsageError(f"--target {target}: only CPU devices, as cpu:16")
+    measured.check_devices(plan, aim.count)
     in_bytes = _sizes(sizes)
     for url in stores:
-        parse_store(url)  # a mistake is told before anything is measured
+        parse_store(url)  # mistakes are told before anything is measured
     with rooms() as room:
+        # First, as a store that can't be used is found here.
+        by_tier = tiers.run(
+            room.folder / "tiers",
+            room.scratch,
+            sizes=in_bytes,
+            stores=stores,
+            repeats=repeats,
+            seconds=seconds,
+            interruption=room.interruption,
+            progress=room.progress,
+        )
         with room.daemon() as daemon:
             result = measured.run(
                 plan,
@@ -75,16 +87,6 @@ def hit(
                 interruption=room.interruption,
                 progress=room.progress,
             )
-        by_tier = tiers.run(
-            room.folder / "tiers",
-            room.scratch,
-            sizes=in_bytes,
-            stores=stores,
-            repeats=repeats,
-            seconds=seconds,
-            interruption=room.interruption,
-            progress=room.progress,
-        )
     return Found(
         {**result.to_json(), "tiers": by_tier},
         lambda console: tables.show_hit(result, by_tier, console),

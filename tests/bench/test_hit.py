@@ -43,11 +43,11 @@ def test_warm_starts_under_both_caches_and_hits_of_every_tier(
     found = json.loads(done.stdout)
     tiers(found["tiers"], [bucket_url] if bucket_url else [])
     said = done.stderr.splitlines()
-    assert said[0] == "starts: 4 starts to go" and said[1].startswith("starts: 4/4 starts, ")
+    assert said[-2] == "starts: 4 starts to go" and said[-1].startswith("starts: 4/4 starts, ")
     places = 3 + ("redis" not in found["tiers"]["left_out"]) + len(stores)
     total = 2 * (2 * (1 + places) + 6 + 1 + places)
-    assert said[2] == f"tiers: {total} measurements to go"
-    assert said[-1].startswith(f"tiers: {total}/{total} measurements, ")
+    assert said[0] == f"tiers: {total} measurements to go"
+    assert said[-3].startswith(f"tiers: {total}/{total} measurements, ")
     phases(found, shape)
 
 
