@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from coldstart.errors import TierTimeout
 
 DOUBTFUL_SECONDS, DOUBT_LASTS_SECONDS = 0.5, 60.0
+PATIENT = 0.8  # of the time that a caller had: who gives up after that much found it silent
 CLOSE_SECONDS = 10.0
 
 T = TypeVar("T")
@@ -65,18 +66,21 @@ class Threads:
         Raises:
             TierTimeout: nothing after `seconds` (None: for as long as it takes).
         """
-        doubtful = time.monotonic() < self._doubtful_until
-        if seconds is not None and doubtful:
+        began = time.monotonic()
+        if seconds is not None and began < self._doubtful_until:
             seconds = min(seconds, DOUBTFUL_SECONDS)
         future = self.submit(work)
         try:
             async with asyncio.timeout(seconds):
                 result = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
+            # A chain has deadlines of its own, which may be as long.
+            if seconds is not None and time.monotonic() - began >= PATIENT * seconds:
+                self._doubt()
             future.add_done_callback(lambda late: self._came_late(late, unwanted))
             raise
         except TimeoutError:
-            self._doubtful_until = time.monotonic() + DOUBT_LASTS_SECONDS
+            self._doubt()
             future.add_done_callback(lambda late: self._came_late(late, unwanted))
             raise TierTimeout(
                 f"disk: no answer after {seconds:g} s; does the file system still answer?"
@@ -93,6 +97,9 @@ class Threads:
         ends = [asyncio.wrap_future(end) for end in self._ends]
         _, left = await asyncio.wait(ends, timeout=DOUBTFUL_SECONDS if doubtful else CLOSE_SECONDS)
         return not left
+
+    def _doubt(self) -> None:
+        self._doubtful_until = time.monotonic() + DOUBT_LASTS_SECONDS
 
     def _came_late(self, future: Future[T], unwanted: Callable[[T], object]) -> None:
         """In the thread that did it; at once where it is not begun any more."""
