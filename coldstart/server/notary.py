@@ -13,6 +13,7 @@ from coldstart.errors import ConfigError, NotAllowed
 from coldstart.server.audit import Audit
 from coldstart.store.verified import Gate
 from coldstart.trust.signer import FileSigner, Seal
+from coldstart.trust.statement import content_subject
 from coldstart.trust.verifier import Verifier
 
 
@@ -53,6 +54,27 @@ class Notary:
         if why:
             raise NotAllowed(f"what this daemon signs is not believed here: {why}")
         return signed
+
+    async def sign_content(self, kind: str, name: str, content: bytes, producer: str) -> bytes:
+        """What to keep beside a plan manifest, a bundle's index or an alias; b"" where this daemon signs nothing.
+
+        Args:
+            kind: one of trust/statement.py's. name: what it is found by, so that it can't be moved.
+
+        Raises:
+            NotAllowed: nobody would believe it. TierError: the key can't be asked now.
+        """
+        if self.only_reads:
+            raise NotAllowed(self.only_reads)
+        if self._seal is None:
+            return b""
+        signature = await self._seal.sign(kind, content_subject(name, content), producer)
+        return signature.encode()
+
+    def check_content(self, kind: str, name: str, content: bytes, signature: bytes) -> None:
+        """Raises ArtifactMismatch (reason `signature`) where that must not be believed. Without keys all is."""
+        if self._verifier is not None:
+            self._verifier.check(kind, content_subject(name, content), signature)
 
     def _admit(self, tier: str, header: Header) -> str:
         assert self._verifier is not None

@@ -12,6 +12,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from redis_server import RedisServer
 from small_artifacts import make_artifact, make_record
 from trust_keys import Keys
 from trust_world import Client, daemon, key
@@ -19,8 +20,10 @@ from trust_world import Client, daemon, key
 from coldstart import artifact
 from coldstart.artifact import Artifact
 from coldstart.errors import ArtifactCorrupt, ConfigError
+from coldstart.rpc.v1 import admin_pb2
 from coldstart.rpc.v1 import cache_pb2 as pb
 from coldstart.store.disk import DiskTier
+from coldstart.store.urls import parse_store, placed
 from coldstart.trust.statement import decode_signature
 from coldstart.trust.verifier import Verifier
 
@@ -249,9 +252,12 @@ def _soon() -> None:
 # --- namespaces and generations ----------------------------------------------------------------------------
 
 
-def test_tenants_do_not_meet(keys: Keys, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ("disk", "redis"))
+def test_tenants_do_not_meet(
+    keys: Keys, tmp_path: Path, kind: str, shared_redis: RedisServer
+) -> None:
     """T40: the same key in two namespaces of one store. No cross read; a purge of one leaves the other alone."""
-    store = f"disk://{tmp_path}/s"
+    store = f"disk://{tmp_path}/s" if kind == "disk" else shared_redis.url
     a = daemon(tmp_path / "a", store, **settings(keys, namespace="a"))
     b = daemon(tmp_path / "b", store, **settings(keys, namespace="b"))
     with a as in_a, b as in_b, in_a.client() as asks_a, in_b.client() as asks_b:
@@ -262,12 +268,21 @@ def test_tenants_do_not_meet(keys: Keys, tmp_path: Path) -> None:
         for asking, wrong in ((asks_a, "b"), (asks_b, "a"), (asks_a, "")):
             _, reply = asking.lookup(make_record("p"), namespace=wrong)
             assert reply.refused.reason == pb.REASON_ROLE
-    shutil.rmtree(tmp_path / "s" / "ns" / "a")
-    with (
-        daemon(tmp_path / "b", store, **settings(keys, namespace="b")) as in_b,
-        in_b.client() as asks_b,
-    ):
+        selection = admin_pb2.Selection(keys=[key("p")])
+        gone = list(asks_a.calls.upkeep("Purge", admin_pb2.PurgeRequest(selection=selection)))
+        assert gone
+        assert missed(asks_a, "p", namespace="a") in (pb.REASON_COLD, pb.REASON_EVICTED)
         assert hit(asks_b, "p", namespace="b")
+        assert in_a.audit("copy refused") == in_b.audit("copy refused") == []
+
+
+def test_each_kind_of_store_has_a_place_for_each_namespace() -> None:
+    for url in ("disk:///c", "redis://h:1/0?cs.prefix=x", "gs://bucket/team/x", "gs://bucket"):
+        store = parse_store(url)
+        assert placed(store, "", 0) == store
+        places = [placed(store, *place) for place in (("a", 0), ("a", 1), ("b", 0), ("", 1))]
+        assert all(places.count(place) == 1 and place != store for place in places), places
+    assert placed(parse_store("gs://bucket/team"), "a", 2).prefix == "team/ns/a/2"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from small_artifacts import make_artifact, make_record
 from trust_keys import Keys
 
 from coldstart.artifact import Artifact, BytesPayload
-from coldstart.errors import ArtifactMismatch
+from coldstart.errors import ArtifactMismatch, NotAllowed
 from coldstart.server.audit import Audit
 from coldstart.server.notary import Notary
 from coldstart.server.tally import Tally
@@ -28,7 +28,7 @@ from coldstart.store.redis import RedisTier
 from coldstart.store.tier import Tier
 from coldstart.store.verified import Verified, VerifiedPointing, verified
 from coldstart.store.wrap import ReadOnly
-from coldstart.trust.statement import decode_signature
+from coldstart.trust.statement import BUNDLE, PLAN_MANIFEST, decode_signature
 
 WORD = "the program"
 
@@ -290,6 +290,26 @@ async def test_the_next_tier_s_genuine_copy_answers_and_repairs(keys: Keys, guar
     (repaired,) = await high.find(header.key)
     assert repaired.signature == genuine.header.signature
     await chain.close()
+
+
+async def test_what_is_no_artifact_is_signed_by_name_and_content(keys: Keys, guard: Guard) -> None:
+    """For plan manifests, bundles and aliases: kind, name and bytes belong together."""
+    signature = await guard.notary.sign_content(PLAN_MANIFEST, "glm@tpu7x", b"entries", "p")
+    guard.notary.check_content(PLAN_MANIFEST, "glm@tpu7x", b"entries", signature)
+    for kind, name, content, given in (
+        (BUNDLE, "glm@tpu7x", b"entries", signature),
+        (PLAN_MANIFEST, "other@tpu7x", b"entries", signature),
+        (PLAN_MANIFEST, "glm@tpu7x", b"entries and one more", signature),
+        (PLAN_MANIFEST, "glm@tpu7x", b"entries", b""),
+    ):
+        with pytest.raises(ArtifactMismatch) as refused:
+            guard.notary.check_content(kind, name, content, given)
+        assert refused.value.reason == "signature"
+    without = Notary(guard.notary.audit)
+    assert await without.sign_content(PLAN_MANIFEST, "n", b"", "p") == b""
+    without.check_content(PLAN_MANIFEST, "n", b"anything", b"")
+    with pytest.raises(NotAllowed, match="only reads"):
+        await Notary(guard.notary.audit, None, keys.verifier()).sign_content(BUNDLE, "n", b"", "p")
 
 
 async def test_a_look_at_what_is_known_costs_no_signature_check(keys: Keys, guard: Guard) -> None:
