@@ -9,6 +9,7 @@ import os
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
 from coldstart_kernels import gated_delta_net
@@ -94,15 +95,26 @@ def lower(device: jax.Device, step: Step, tuning: TuningParams | None = None) ->
     arguments = {
         name: jax.ShapeDtypeStruct(*described, sharding=here) for name, described in arrays.items()
     }
+    # As the kernel's copies want it; XLA's own choice puts the three inputs outermost.
+    pinned = Format(Layout((0, 1, 2)), here)
+    conv_state = arguments["conv_state"]
+    arguments["conv_state"] = jax.ShapeDtypeStruct(
+        conv_state.shape, conv_state.dtype, sharding=pinned
+    )
     run = functools.partial(
         gated_delta_net, key_heads=shape.key_heads, window=step.window,
         implementation="pallas", tuning=tuning,
     )  # fmt: skip
-    return jax.jit(run, donate_argnames=("conv_state", "recurrent_state")).lower(**arguments)
+    jitted = jax.jit(
+        run,
+        donate_argnames=("conv_state", "recurrent_state"),
+        out_shardings=(None, pinned, None),
+    )
+    return jitted.lower(**arguments)
 
 
 def compile_and_check(device: jax.Device, step: Step) -> None:
-    """Compiled with no more VMEM than the sums of tuning.py say, and with the large state left in place."""
+    """Compiled with no more VMEM than the sums of tuning.py say, and with both states left in place."""
     params = heuristic(step.key)
     needed = max(decode_vmem(step.key, params), prefill_vmem(step.key, params))
     assert needed <= params.vmem_limit_bytes
@@ -111,10 +123,14 @@ def compile_and_check(device: jax.Device, step: Step) -> None:
     compiled = lowered.compile()
     text = compiled.as_text()
     assert all(f"%{name}" in text for name in LAUNCHES)
-    state = step.slots * step.shape.value_heads * step.shape.key_dim * step.shape.value_dim * 4
+    shape, itemsize = step.shape, jnp.dtype(step.dtype).itemsize
+    state = step.slots * shape.value_heads * shape.key_dim * shape.value_dim * 4
+    # Three rows are laid out as four of bf16, or of fp32.
+    history = step.slots * 4 * shape.channels * itemsize
     memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes >= state
-    assert memory.temp_size_in_bytes < state
+    assert memory.alias_size_in_bytes == state + history
+    pool = f"[{step.slots},3,{shape.channels}]"
+    assert not [line for line in text.splitlines() if "copy(" in line and pool in line]
 
 
 def test_compiles_for_tpu7x(described: jax.Device) -> None:
