@@ -19,7 +19,7 @@ from coldstart.errors import InvalidDescriptor
 from coldstart.identity.descriptor import DescriptorBuilder, Effect, GraphDescriptor, Read
 from coldstart.identity.rewrite import Rewrite
 
-EXTRACTOR_VERSION = 1
+EXTRACTOR_VERSION = 2
 FRAMEWORK = "jax"
 
 _MAX_DEPTH = 128

@@ -7,6 +7,9 @@ no output aliases it. That is said only of kernels whose every part is recognise
     kernel args   = grid indices | scalar prefetch | inputs | outputs | scratch       counts must add up
     index maps    = grid indices | scalar prefetch                                    @transform_i of window_params
 
+An operand that stays in HBM, for the kernel to copy from by itself, has an empty window: no index map exists for it,
+and each of its copies is a use of its block argument.
+
 No side effect, communication, collective id, semaphore beside scratch, memory colour, or key that isn't listed below.
 Everything else reads all of its operands, with the reason. Widen by reviewed steps, each with a kernel that shows it.
 """
@@ -63,6 +66,7 @@ _KERNEL_ATTRIBUTES = {
 _MAP_ATTRIBUTES = {"function_type", "sym_name"}
 _WINDOW_KEYS = {"transform_indices", "window_bounds", "pipeline_mode"}
 _SPACES = ("vmem", "smem", "any", "hbm")
+_UNMOVED = ("#tpu.memory_space<any>", "#tpu.memory_space<hbm>")
 _ELEMENT = re.compile(r"(?:tensor|memref)<(?:[\d?]+x)*([^,<>]+)")
 
 
@@ -299,12 +303,16 @@ def _kernel(
         list(ir.DenseI64ArrayAttr(named["iteration_bounds"])) if "iteration_bounds" in named else []
     )
     windows, symbols = None, set()
+    prefetch = int(ir.IntegerAttr(named["scalar_prefetch"]).value)
     if "window_params" in named:
         windows = 0
         for window in ir.ArrayAttr(named["window_params"]):
+            argument = len(bounds) + prefetch + windows
             windows += 1
             entries = dictionary(window)
             _known("a window has", entries, _WINDOW_KEYS)
+            if not entries and any(s in "".join(texts[argument : argument + 1]) for s in _UNMOVED):
+                continue
             symbol = entries.get("transform_indices")
             if not isinstance(symbol, ir.FlatSymbolRefAttr):
                 raise _Unrecognised("a window without a function for its index map")
@@ -312,7 +320,7 @@ def _kernel(
     function = _Function(
         grid=len(bounds),
         dynamic=sum(bound == _DYNAMIC for bound in bounds),
-        prefetch=int(ir.IntegerAttr(named["scalar_prefetch"]).value),
+        prefetch=prefetch,
         scratch=int(ir.IntegerAttr(named["scratch_operands"]).value),
         windows=windows,
         arguments=tuple(zip(texts, uses, strict=True)),

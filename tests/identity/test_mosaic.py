@@ -8,7 +8,11 @@ from typing import Any
 
 import fragment_programs as fp
 import identity_corpus as corpus
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from coldstart.client import jax_internals, mosaic
 from coldstart.client.jax_internals import ir
@@ -180,3 +184,47 @@ def pointer_call(target: str, config: str, operand: str = "1") -> str | None:
 )
 def test_pointers(target, config, operand, pointer):
     assert bool(pointer_call(target, config, operand)) is pointer
+
+
+def hbm_module(space: Any, reads_fragment: bool) -> Any:
+    """A kernel that copies its operands from where they are, or has one of them moved by the pipeline."""
+
+    def copies(q_ref: Any, kv_ref: Any, o_ref: Any, landed: Any, semaphore: Any) -> None:
+        for ref in (q_ref, kv_ref) if reads_fragment else (kv_ref,):
+            copy = pltpu.make_async_copy(ref, landed, semaphore)
+            copy.start()
+            copy.wait()
+        o_ref[...] = landed[...]
+
+    def step(q: Any, kv: Any) -> Any:
+        return pl.pallas_call(
+            copies,
+            grid=(1,),
+            in_specs=[
+                space if reads_fragment else pl.BlockSpec((8, 256), lambda i: (0, 0)),
+                space,
+            ],
+            out_specs=pl.BlockSpec((8, 256), lambda i: (0, 0)),
+            out_shape=jax.ShapeDtypeStruct(kv.shape, kv.dtype),
+            scratch_shapes=[pltpu.VMEM((8, 256), jnp.float32), pltpu.SemaphoreType.DMA],
+        )(fp.static_cut(1)(q), kv)
+
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 256), (8, 256))]
+    return jax.jit(step).trace(*arguments).lower(lowering_platforms=("tpu",)).compiler_ir()
+
+
+def test_an_operand_that_stays_in_hbm_is_read_where_the_kernel_copies_it():
+    """Such an operand has a window without an index map; the MLA kernel that gathers for itself has one."""
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    assert states(hbm_module(anywhere, reads_fragment=False)) == [Read.UNREAD, Read.READ]
+    assert states(hbm_module(anywhere, reads_fragment=True)) == [Read.READ, Read.READ]
+
+
+def test_an_operand_that_is_moved_has_an_index_map():
+    module = hbm_module(pl.BlockSpec(memory_space=pl.ANY), reads_fragment=False)
+    entries = "transform_indices = @transform_0, window_bounds = array<i64: 8, 256>"
+    edit_body(module, f"pipeline_mode = #tpu.pipeline_mode<synchronous>, {entries}", "")
+    with module.context:
+        found = mosaic.read_set(call_of(module))
+    assert set(found.states) == {Read.UNKNOWN}
+    assert "a window without a function" in found.reasons[0]
