@@ -68,7 +68,7 @@ def token_blocks(cu_q_lens: jax.Array, tokens: int, block: int) -> TokenBlocks:
 def into_blocks(values: jax.Array, blocks: TokenBlocks, fill: float = 0) -> jax.Array:
     """[tokens, ...] to [blocks, block, ...]; places without a token get `fill`."""
     held = blocks.tokens
-    taken = values[jnp.maximum(held, 0)]
+    taken = jnp.take(values, jnp.maximum(held, 0), axis=0)
     kept = (held >= 0).reshape(*held.shape, *(1 for _ in values.shape[1:]))
     return jnp.where(kept, taken, jnp.asarray(fill, values.dtype))
 
