@@ -68,8 +68,11 @@ class Authority:
         if not self._agreement.holds(header):
             self.later.compare(self._tiers[-1], header)
 
-    async def share(self, header: Header) -> None:
-        """A plan names what is stored here: the tiers that aren't given it for its size shall have it after all."""
+    async def share(self, header: Header, source: Tier | None = None) -> None:
+        """A plan names what is stored here: the tiers that aren't given it for its size shall have it after all.
+
+        `source` is where it was found: what a plan has put into a tier that hosts share, it has put everywhere.
+        """
         place = (header.key, header.digest)
         left_out = [
             tier for tier in self._tiers if tier.writable and not self._sharing.wants(tier, header)
@@ -79,8 +82,11 @@ class Authority:
         self._shared[place] = None
         if len(self._shared) > REMEMBERED_SHARES:
             self._shared.popitem(last=False)
+        if source is not None and self._sharing.planned_in(source, header):
+            return
         for tier in left_out:
-            await self.later.add(tier, header)
+            if not await self.later.add(tier, header):  # too much waits: when it is asked for again
+                self._shared.pop(place, None)
 
     async def replace(self, decides: Tier, mine: Header, theirs: Header) -> None:
         """`decides` has another digest than the tiers above it: that one goes there, now or as soon as it can."""

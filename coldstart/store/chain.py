@@ -341,7 +341,7 @@ class ChainTier:
             self._fill(artifact, tier, missed, named)
             self._authority.seen_in(tier, artifact.header)
             if planned:
-                await self.share(artifact.header)
+                await self._authority.share(artifact.header, tier)
             if (key, digest) not in self._putting:  # else the put itself finds out
                 self._authority.check(artifact.header)
             return artifact, tier.name

@@ -66,10 +66,10 @@ class WriteBack:
         """Puts that are still to be made."""
         return len(self._owed)
 
-    async def add(self, tier: Tier, header: Header) -> None:
-        """`tier` shall have it as soon as it can."""
+    async def add(self, tier: Tier, header: Header) -> bool:
+        """`tier` shall have it as soon as it can. False: too much waits; then the next process does it, by its mark."""
         await asyncio.to_thread(self._marks.add, tier.name, header)
-        self._owe(tier, header)
+        return self._owe(tier, header)
 
     def compare(self, tier: Tier, header: Header) -> None:
         """Whether `tier` has that very digest; what it lacks is put, if it wants it, and another is adopted.
@@ -86,11 +86,12 @@ class WriteBack:
             for header in await asyncio.to_thread(self._marks.all, tier.name):
                 self._owe(tier, header)
 
-    def _owe(self, tier: Tier, header: Header) -> None:
+    def _owe(self, tier: Tier, header: Header) -> bool:
         if self._queue(tier, header):
             self._owed.add((tier.name, header.key, header.variant))
-        else:
-            self._recorder(tier.name, "write-back", "dropped", 0.0)
+            return True
+        self._recorder(tier.name, "write-back", "dropped", 0.0)
+        return False
 
     def _queue(self, tier: Tier, header: Header) -> bool:
         waiting = self._waiting.setdefault(tier, OrderedDict())

@@ -10,7 +10,7 @@ import pytest
 
 from coldstart.artifact import Artifact, verify
 from coldstart.errors import TierError
-from coldstart.store import agreement
+from coldstart.store import agreement, write_back
 from coldstart.store.chain import ChainTier
 from coldstart.store.disk import DiskTier
 from coldstart.store.late_marks import LateMarks
@@ -172,6 +172,33 @@ async def test_a_plan_shares_what_the_host_has(
     host.heard.clear()
     await host.chain.share(by_batch.header)  # once is enough
     assert host.chain.late_puts == 0
+
+
+async def test_what_a_plan_shared_is_not_shared_again_by_each_host(
+    hosts: Callable[..., Host], new_artifact: New
+) -> None:
+    host, made = hosts(), new_artifact("a", compile_seconds=0.1)
+    key, digest = made.header.key, made.header.digest
+    await host.bucket.inner.put(made, None)
+    for _ in range(2):  # from the bucket, then from the host's own tier
+        assert await host.chain.get_with_source(key, digest, planned=True) is not None
+        await quiet(host)
+    assert host.heard == [("own", "backfill", "ok"), ("redis", "backfill", "ok")]
+
+
+async def test_what_finds_no_place_among_the_late_puts_is_shared_when_it_is_asked_for_again(
+    hosts: Callable[..., Host], new_artifact: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, made = hosts(), new_artifact("a", compile_seconds=0.1)
+    await host.chain.put(made, None)
+    monkeypatch.setattr(write_back, "MOST_WAITING", 0)
+    await host.chain.share(made.header)
+    await quiet(host)
+    assert await where(host, made) == ["own"]
+    monkeypatch.undo()
+    await host.chain.share(made.header)
+    await quiet(host)
+    assert await where(host, made) == EVERYWHERE
 
 
 async def test_copies_upwards_obey_it_too(new_artifact: New) -> None:
