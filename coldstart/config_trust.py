@@ -123,6 +123,11 @@ class TrustConfig:
             raise ConfigError(
                 f"tls_client_ca={self.tls_client_ca} says nothing without tls_cert and tls_key; give them too"
             )
+        if self.tokens is not None and self.tls_cert is None:
+            raise ConfigError(
+                f"tokens={self.tokens} says nothing without tls_cert and tls_key: a token is sent over TLS only; "
+                "give them too"
+            )
         tcp = [address for address in listen if address.startswith("tcp://")]
         if tcp and self.tls_cert is None and not self.insecure:
             raise ConfigError(

@@ -211,7 +211,7 @@ def test_plain_tcp_has_to_be_spelled_out() -> None:
         daemon_config(home, flags={"listen": tcp})
     assert daemon_config(home, flags={"listen": tcp, "insecure": True}).insecure
     assert daemon_config({**home, "COLDSTART_INSECURE": "1"}, flags={"listen": tcp}).insecure
-    for half in ({"tls_cert": "/c"}, {"tls_key": "/k"}, {"tls_client_ca": "/a"}):
+    for half in ({"tls_cert": "/c"}, {"tls_key": "/k"}, {"tls_client_ca": "/a"}, {"tokens": "/t"}):
         with pytest.raises(ConfigError, match="tls_cert"):
             daemon_config(home, flags=half)
 
