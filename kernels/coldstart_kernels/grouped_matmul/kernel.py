@@ -45,6 +45,7 @@ def multiply(
     weight_scales: jax.Array | None,  # [experts, k / step, n] fp32
     *,
     out_dtype: Any,
+    product_dtype: Any,
     params: TuningParams,
     vmem_limit_bytes: int,
     interpret: Any,
@@ -86,7 +87,7 @@ def multiply(
             pl.BlockSpec((1, 1, steps, block_n), lambda *a: (*w_map(*a)[:2], 0, a[0])),
         ]
     return pl.pallas_call(
-        functools.partial(_body, k_blocks=k_blocks),
+        functools.partial(_body, k_blocks=k_blocks, product_dtype=product_dtype),
         name="grouped_matmul",
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
@@ -131,6 +132,7 @@ def _body(
     weights_ref: Any,
     *rest: Any,
     k_blocks: int,
+    product_dtype: Any,
 ) -> None:
     *scale_refs, out_ref, accumulator_ref = rest
     visit = pl.program_id(1)
@@ -138,7 +140,7 @@ def _body(
 
     @pl.when(visit < total_ref[0])
     def _visit() -> None:
-        product = _product(x_ref, weights_ref, scale_refs)
+        product = _product(x_ref, weights_ref, scale_refs, product_dtype)
 
         @pl.when(k_block == 0)
         def _start() -> None:
@@ -158,7 +160,7 @@ def _body(
             out_ref[...] = jnp.where(own, accumulator_ref[...].astype(out_ref.dtype), out_ref[...])
 
 
-def _product(x_ref: Any, weights_ref: Any, scale_refs: list[Any]) -> jax.Array:
+def _product(x_ref: Any, weights_ref: Any, scale_refs: list[Any], product_dtype: Any) -> jax.Array:
     """One contraction block in fp32; with scales, step by step, as each step has its own."""
     if not scale_refs:
         # fp32 operands would be rounded to bf16 on the way into the matrix unit.
@@ -177,6 +179,7 @@ def _product(x_ref: Any, weights_ref: Any, scale_refs: list[Any]) -> jax.Array:
             x_ref[:, columns], weights_ref[0, columns, :], _MATMUL,
             preferred_element_type=jnp.float32,
         )  # fmt: skip
+        part = part.astype(product_dtype).astype(jnp.float32)
         part = part * x_scales_ref[0, :, i : i + 1] * weight_scales_ref[0, 0, i : i + 1, :]
         total = part if total is None else total + part
     assert total is not None

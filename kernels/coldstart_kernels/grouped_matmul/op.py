@@ -32,6 +32,7 @@ def grouped_matmul(
     weight_scales: jax.Array | None = None,  # [experts, k blocks, n blocks] fp32
     x_scales: jax.Array | None = None,  # [rows, k blocks] fp32
     out_dtype: Any = None,
+    product_dtype: Any = jnp.float32,
     implementation: str | None = None,
     tuning: TuningParams | None = None,
     interpret: Any = False,
@@ -49,6 +50,8 @@ def grouped_matmul(
         x_scales: for an x that is FP8 already (`quantize_blocks`). Otherwise, with FP8 weights, x is
             quantised here: each row by blocks of 128 columns, or of all of k where 128 doesn't divide it.
         out_dtype: by default that of x, bf16 if that is FP8.
+        product_dtype: FP8 only: bf16 rounds the product over each scale's columns before it is scaled and
+            added, as some engines do. Their figures can only be met so.
         implementation: "reference", "pallas", or None to pick by the default backend.
         tuning: block sizes of the Pallas kernel; the heuristic by default.
         interpret: Pallas only: True (plain HLO, any backend), or `pltpu.InterpretParams`.
@@ -78,8 +81,9 @@ def grouped_matmul(
         weight_scales = spread(spread(weight_scales, 1, k // step), 2, n)
     if implementation == "reference":
         return reference.multiply(
-            x, weights, group_sizes, x_scales, weight_scales, out_dtype=out_dtype
-        )
+            x, weights, group_sizes, x_scales, weight_scales,
+            out_dtype=out_dtype, product_dtype=product_dtype,
+        )  # fmt: skip
     key = TuningKey(
         rows=rows,
         experts=experts,
@@ -94,7 +98,7 @@ def grouped_matmul(
     params.check(key)
     return kernel.multiply(
         x, weights, group_sizes, x_scales, weight_scales,
-        out_dtype=out_dtype, params=params, interpret=interpret,
+        out_dtype=out_dtype, product_dtype=product_dtype, params=params, interpret=interpret,
         vmem_limit_bytes=device.vmem_bytes(device_kind),
     )  # fmt: skip
 

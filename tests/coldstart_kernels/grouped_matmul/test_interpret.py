@@ -76,7 +76,9 @@ def operands(case: Case, sizes: list[int]) -> dict[str, np.ndarray]:
     return found
 
 
-@functools.partial(jax.jit, static_argnames=("implementation", "tuning", "interpret", "out_dtype"))
+@functools.partial(
+    jax.jit, static_argnames=("implementation", "tuning", "interpret", "out_dtype", "product_dtype")
+)
 def multiply(x: Any, weights: Any, group_sizes: Any, weight_scales: Any = None, **options: Any):
     return grouped_matmul(x, weights, group_sizes, weight_scales=weight_scales, **options)
 
@@ -107,6 +109,27 @@ def test_kernel_equals_reference(name: str, sizes: str) -> None:
 def test_no_race_in_simulated_memory(name: str, sizes: str) -> None:
     check(CASES[name], SIZES[sizes], SIMULATED)
     assert races_found() is False
+
+
+def test_products_rounded_to_bf16() -> None:
+    """The same roundings in kernel and reference: far nearer to each other than to what isn't rounded."""
+    case = CASES["fp8, scales per channel"]
+    sizes = next(iter(SIZES.values()))
+
+    def run(product_dtype: str, **options: Any) -> np.ndarray:
+        out = multiply(
+            **operands(case, sizes), out_dtype="float32", product_dtype=product_dtype, **options
+        )
+        return np.asarray(out, np.float64)[: sum(sizes)]
+
+    pallas = run("bfloat16", implementation="pallas", tuning=case.tuning, interpret=True)
+    plain = run("bfloat16", implementation="reference")
+    exact = run("float32", implementation="reference")
+    size = np.linalg.norm(exact)
+    # Four products are rounded, 2**-9 / sqrt(3) = 0.001 on average each, relative to their own size.
+    assert 5e-4 < np.linalg.norm(plain - exact) / size < 4e-3
+    # fp32 sums in another order tip a few of them.
+    assert np.linalg.norm(pallas - plain) / size < 1e-4
 
 
 @pytest.mark.parametrize("sizes", SIZES)
