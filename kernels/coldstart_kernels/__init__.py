@@ -16,6 +16,7 @@ from coldstart_kernels.moe_routing import (
     moe_permute,
     moe_route,
 )
+from coldstart_kernels.moe_streaming import moe_streaming
 
 __all__ = [
     "IndexCache",
@@ -30,4 +31,5 @@ __all__ = [
     "moe_dispatch",
     "moe_permute",
     "moe_route",
+    "moe_streaming",
 ]
