@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from dashboard_daemon import Shown
+from gcs_server import cloud, gcs_process  # noqa: F401
 from playwright.sync_api import Browser, Page, sync_playwright
+from redis_server import redis_servers, shared_redis  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ START_SECONDS = 30
 class Shown:
     """`http` is where its page is."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, **environ: str) -> None:
         self.address = f"unix://{folder}/d.sock"
         self.store = folder / "store"
         ready = folder / "ready.json"
@@ -33,7 +34,9 @@ class Shown:
         if not any(flag.startswith("--store") for flag in flags):
             command.append(f"--store=disk://{self.store}")
         with (folder / "log").open("ab") as log:
-            self.process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
+            environ = {**os.environ, **environ}
+            command += flags
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
         ends = time.monotonic() + START_SECONDS
         while not ready.exists():
             assert self.process.poll() is None and time.monotonic() < ends, (

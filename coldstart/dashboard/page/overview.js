@@ -58,8 +58,19 @@ function headline(state) {
     tile("Compiling now", number(state.leases), `${number(state.open_lookups)} lookups open`),
     tile("Groups in disagreement", number(state.groups_in_disagreement), "programs on which members of a job differed",
       state.groups_in_disagreement ? "bad" : "good"),
+    ...fleet(state.fleet),
     tile("In trouble", number(troubled), troubled ? "tiers or leases, see below" : "no tier, no lease board", troubled ? "bad" : "good"),
   ];
+}
+
+// What all daemons that share a Redis counted; they say so every few seconds.
+function fleet(sums) {
+  const ends = Object.entries(sums).filter(([name]) => name.startsWith("lookups."));
+  if (!ends.length) return [];
+  const whole = ends.reduce((sum, [, count]) => sum + count, 0), part = sums["lookups.hit"] || 0;
+  const saved = sums.compile_seconds_saved || 0, spent = sums.compile_seconds || 0;
+  return [tile("The fleet's hit ratio", percent({ value: saved + spent ? saved / (saved + spent) : null }),
+    `by compile seconds = ${number(saved)} / ${number(saved + spent)} s; by count ${number(part)} / ${number(whole)}, over all daemons that share the Redis`)];
 }
 
 function compiles(live) {
