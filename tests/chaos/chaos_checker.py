@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import chaos_causes
-from chaos_history import NEVER, Ack, History
+from chaos_history import MACHINES, NEVER, Ack, History
 from chaos_log import Event
 
 MOST_ASK_SECONDS = 45.0  # for one lookup, its own compile and being frozen aside
@@ -172,6 +172,8 @@ def compiled_once(history: History, verdict: Verdict) -> None:
     verdict.figures["keys compiled once"] = once
     verdict.figures["compiles"] = sum(map(len, history.compiles.values()))
     verdict.figures["compiled again"] = dict(causes.most_common())
+    machines = sum(n for words, n in causes.items() if words.split()[-1] in MACHINES)
+    verdict.figures["of these for want of a core"] = machines
 
 
 def unrewritten(history: History, causes: Counter[str], verdict: Verdict) -> None:

@@ -137,9 +137,10 @@ class WatchedSession(session_module.Session):
             sent=sent[lookup.id],
         )
         found = super()._identify(lookup, request, **how)
-        if asking["key"] != lookup.identity.key:  # it was not rewritten: another program by now
-            log("unrewritten", ask=asking["ask"], key=asking["key"], to=lookup.identity.key)
-            asking["key"] = lookup.identity.key
+        key = lookup.identity.key
+        if asking["key"] != key in asking["keys"]:  # it was not rewritten: then it is another one
+            log("unrewritten", ask=asking["ask"], key=asking["key"], to=key)
+            asking["key"] = key
         return found
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from chaos_log import Event
 
 NEVER = float("inf")
+MACHINES = ("starved", "stall")  # kinds of faults that are nobody's
 
 
 @dataclass
@@ -171,7 +172,8 @@ def read(events: list[Event]) -> History:
             history.acks[event.key].append(ack)
         elif event.what == "client-gone":
             history.gone[event.client] = event.code
-    history.faults = list(_faults(history))
+    # What was done on purpose explains before what the machine did.
+    history.faults = sorted(_faults(history), key=lambda fault: fault.kind in MACHINES)
     return history
 
 

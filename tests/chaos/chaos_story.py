@@ -94,7 +94,11 @@ class Story:
                 self.say(self.settled_at, "harness", "lost", state="absent", **where)
 
     def verdict(self, *, bye: bool = True) -> list[str]:
-        """The violations. `bye`: every client that isn't said to be gone comes to its end."""
+        """The violations."""
+        return self.judged(bye=bye).violations
+
+    def judged(self, *, bye: bool = True) -> chaos_checker.Verdict:
+        """`bye`: every client that isn't said to be gone comes to its end."""
         ended: dict[str, int] = {}
         for event in self.events:
             if event.what == "ended":
@@ -104,4 +108,4 @@ class Story:
             count = {"asked": self.asks.get(who, 0), "ended": ended.get(who, 0)}
             self.say(90.0, who, "bye", **count, hook=0.0, lost=0.0, dropped=0)
         events = sorted(self.events, key=lambda event: event.at)
-        return chaos_checker.check(chaos_history.read(events)).violations
+        return chaos_checker.check(chaos_history.read(events))

@@ -119,7 +119,22 @@ def test_a_daemon_that_the_machine_kept_waiting_is_as_a_frozen_one(
     story.down(12.5, "2.1")
     story.compile(12.6, "2.1", "error", "daemon-absent")
     story.settle()
-    assert (story.verdict() == []) == (target == "daemon:2")
+    judged = story.judged()
+    assert (judged.violations == []) == (target == "daemon:2")
+    assert judged.figures["of these for want of a core"] == (target == "daemon:2")
+
+
+def test_what_was_done_on_purpose_explains_first(story: Story) -> None:
+    story.make(10.0, "1.1")
+    story.say(12.6, "harness", "starved", target="daemon:2", since=11.8)
+    story.fault(12.0, 14.0, "daemon:2", "kill")
+    story.ask(12.5, "2.1", "")
+    story.down(12.5, "2.1")
+    story.compile(12.6, "2.1", "error", "daemon-absent")
+    story.settle()
+    figures = story.judged().figures
+    assert figures["compiled again"] == {"without its daemon: daemon kill": 1}
+    assert figures["of these for want of a core"] == 0
 
 
 def test_a_window_sees_a_second_in_which_a_process_did_not_run() -> None:
