@@ -13,7 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from coldstart.models.glm import ops
+from coldstart.models.glm import ops, select
+from coldstart.models.glm.cache import Pool
 from coldstart.models.glm.config import GlmConfig
 from coldstart.models.glm.exchange import Exchange
 from coldstart.models.glm.fp8 import product
@@ -21,14 +22,6 @@ from coldstart.models.glm.layout import Layout
 from coldstart.models.glm.ops import Implementation
 from coldstart.models.glm.pieces import layer_norm, rms_norm, rotate_halves, rotate_pairs
 from coldstart.models.glm.weights import Params
-
-
-class Pool(NamedTuple):
-    """One layer's cache on a device, maybe as a part of a longer array."""
-
-    latent: jax.Array  # [rows, row]
-    index_keys: jax.Array | None  # [rows, bytes]; layers with an indexer have some
-    first: jax.Array | int  # where this layer's rows begin
 
 
 class Batch(NamedTuple):
@@ -60,20 +53,13 @@ def batch_of(
     return Batch(positions, requests, rows, places, jnp.where(mine, targets, -1))
 
 
-def write(pool: jax.Array, first: jax.Array | int, targets: jax.Array, new: jax.Array) -> jax.Array:
-    """The pool with new rows at their targets; -1 is directed out of range, where the write is dropped."""
-    at = jnp.where(targets >= 0, first + targets, pool.shape[0])
-    return pool.at[at].set(new.astype(pool.dtype), mode="drop")
-
-
 def _cached_row(x: jax.Array, positions: jax.Array, params: Params, config: GlmConfig) -> jax.Array:
-    """What a token leaves in the cache [tokens, row]: latent, rope key, padding."""
+    """What a token leaves in the cache [tokens, width]: latent, rope key."""
     c = config
     made = product(x, params["kv_a"])
     latent = rms_norm(made[:, : c.latent], params["kv_norm"], c.norm_epsilon)
     rope = rotate_pairs(made[:, c.latent :], positions, c.rope_theta)
-    padding = jnp.zeros((x.shape[0], c.row - c.width), x.dtype)
-    return jnp.concatenate([latent, rope, padding], axis=-1)
+    return jnp.concatenate([latent, rope], axis=-1)
 
 
 def _queries(q_c: jax.Array, positions: jax.Array, params: Params, config: GlmConfig) -> jax.Array:
@@ -99,17 +85,15 @@ def _choose(
     """Rows of this device among the best `index_top` positions [tokens, list], -1 behind them.
 
     Each device scores its own places and keeps its best; only these scores travel, and from all of them each device
-    sees how many of its own are among the best of all.
+    sees which of its own are among the best of all.
     """
     c = config
-    assert pool.index_keys is not None
     keys = layer_norm(
         product(x, params["index_k"]), params["index_norm"], params["index_norm_bias"],
         c.norm_epsilon,
     )  # fmt: skip
     keys = rotate_halves(keys, batch.positions, c.rope_theta, c.index_rope)
-    packed = ops.pack_index_keys(keys, c.index_row) if c.quantised else keys
-    index = write(pool.index_keys, pool.first, batch.targets, packed)
+    pool = pool.with_index_keys(batch.targets, keys)
 
     q = product(q_c, params["index_q"]).reshape(x.shape[0], c.index_heads, c.index_width)
     q = rotate_halves(q, batch.positions, c.rope_theta, c.index_rope)
@@ -122,21 +106,22 @@ def _choose(
         q: jax.Array, weight: jax.Array, positions: jax.Array, requests: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         rows = batch.rows[requests]
-        scores = ops.index_scores(q, weight, index, pool.first + rows)
+        scores = ops.index_scores(q, weight, pool, rows)
         scores = jnp.where(batch.places <= positions[:, None], scores, -jnp.inf)
-        top, places = ops.best(scores, count)
-        return top, jnp.where(top > -jnp.inf, jnp.take_along_axis(rows, places, axis=1), -1)
+        own = select.places(select.best(scores, count), count)
+        top = jnp.take_along_axis(scores, own, axis=1)
+        return top, jnp.where(top > -jnp.inf, jnp.take_along_axis(rows, own, axis=1), -1)
 
-    per_place = c.index_heads * 4 + c.index_width * 3
+    per_place = c.index_heads * 4 + c.index_width * 4
     top, rows = ops.by_blocks(
         own_best, per_place * batch.rows.shape[1], q, weight, batch.positions, batch.requests
     )
     every = exchange.gather_scores(top)
-    _, winners = ops.best(every, min(c.index_top, every.shape[1]))
-    # Own bests stand in one run, best first, so the own winners are its first ones.
-    own = jnp.sum(winners // count == exchange.dcp_rank(), axis=1, keepdims=True)
-    chosen = jnp.where(jnp.arange(count) < own, rows, -1)
-    return chosen, pool._replace(index_keys=index)
+    winners = select.best(every, min(c.index_top, every.shape[1]))
+    own = jax.lax.dynamic_slice_in_dim(winners, exchange.dcp_rank() * count, count, axis=1)
+    kept = select.places(own & (rows >= 0), count)
+    chosen = jnp.where(kept >= 0, jnp.take_along_axis(rows, jnp.maximum(kept, 0), axis=1), -1)
+    return chosen, pool
 
 
 def _merge_weights(lse: jax.Array, exchange: Exchange) -> jax.Array:
@@ -177,12 +162,12 @@ def attention(
         q_fragment, q_group = q, exchange.gather_heads(q)
 
     row = _cached_row(x, batch.positions, params, c)
-    pool = pool._replace(latent=write(pool.latent, pool.first, batch.targets, row))
+    pool = pool.with_rows(batch.targets, row)
     if "index_q" in params:
         chosen, pool = _choose(x, q_c, pool, batch, params, c, exchange)
     assert chosen is not None, "the first layer has an indexer"
     partial, lse = ops.sparse_attention(
-        q_fragment, q_group, pool.latent, jnp.where(chosen >= 0, pool.first + chosen, -1),
+        q_fragment, q_group, pool, chosen,
         latent=c.latent, scale=c.scale, implementation=implementation,
     )  # fmt: skip
 

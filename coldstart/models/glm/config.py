@@ -52,13 +52,15 @@ class GlmConfig:
     """Longest sequence that the model was made for."""
     block: int = 128
     """FP8 weights have one fp32 scale per block of this size squared; activations one per so many columns."""
-    row_multiple: int = 128
-    """The rope part of a cached row is padded to a multiple of this."""
+    lanes: int = 128
+    """The parts of a cached row are padded to lines of so many bytes."""
     index_row: int = 256
     """Bytes of a cached index key in FP8: the key, one byte of scale, padding."""
     end_tokens: tuple[int, ...] = (154_820, 154_827, 154_829)
     precision: str = "fp8"
-    """"fp8": FP8 weights and cache, bf16 between them. "float32": all of it in fp32, to compare layouts with."""
+    """"fp8": FP8 weights and cache. "float32": all of it in fp32, to compare layouts with."""
+    activations: str = "bfloat16"
+    """The type between FP8 weights. CPUs don't multiply every shape in bf16, so the tiny model has float32."""
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -84,7 +86,7 @@ class GlmConfig:
     @property
     def row(self) -> int:
         """One cached row: latent, then rope padded."""
-        return self.latent + -(-self.rope // self.row_multiple) * self.row_multiple
+        return self.latent + -(-self.rope // self.lanes) * self.lanes
 
     @property
     def scale(self) -> float:
@@ -133,8 +135,9 @@ GLM52_TINY = GlmConfig(
     rope_theta=10_000.0,
     positions=512,
     block=8,
-    row_multiple=16,
+    lanes=16,
     index_row=48,
     end_tokens=(),
+    activations="float32",
 )
 """The same code path in small: full indexers in layers 0, 2, 4, experts in all but layer 0."""

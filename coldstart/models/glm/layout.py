@@ -93,6 +93,8 @@ class Layout:
             raise ValueError(f"{self.model} x {self.dcp} devices are no mesh")
         if self.interleave < 1 or self.page < 1 or self.page % self.interleave:
             raise ValueError(f"interleave {self.interleave} doesn't divide the page {self.page}")
+        if c.quantised and self.page % 4:
+            raise ValueError(f"page {self.page} is no multiple of 4: FP8 rows share words by fours")
         sizes = {"vocabulary": c.vocabulary, "heads": c.heads, "experts": c.experts}
         # Blocks of a scale stay whole where a quantised dimension is split.
         block = c.block if c.quantised else 1

@@ -19,7 +19,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from coldstart.models.glm import weights
-from coldstart.models.glm.attention import Batch, Pool, attention, batch_of
+from coldstart.models.glm.attention import attention, batch_of
+from coldstart.models.glm.cache import Pool, pool_specs
 from coldstart.models.glm.config import GlmConfig
 from coldstart.models.glm.exchange import Exchange, MeshExchange
 from coldstart.models.glm.layout import DCP, MODEL, Layout
@@ -29,10 +30,10 @@ from coldstart.models.glm.pieces import rms_norm
 from coldstart.models.glm.weights import Params
 
 WHOLE = PartitionSpec()
-_CACHE = PartitionSpec(DCP, None)
+_CACHE = PartitionSpec(DCP)
 
 Cache = Any
-"""A tree of pools: for each layer `latent`, and `index` where it has an indexer."""
+"""A tree of pools: for each layer its arrays by name."""
 
 
 def mesh_of(layout: Layout, devices: Sequence[jax.Device]) -> Mesh:
@@ -184,23 +185,17 @@ def cache_specs(
     config: GlmConfig, layout: Layout, pages: int, groups: weights.Groups | None
 ) -> Cache:
     """Shapes of the whole cache: pools of a group's devices one after the other, layers of a scan too."""
-    c = config
     rows = layout.dcp * layout.page * pages
-    latent = jnp.float8_e4m3fn if c.quantised else np.float32
-    index = (c.index_row, np.uint8) if c.quantised else (c.index_width, np.float32)
 
     def pool(layer: int, copies: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
-        made = {"latent": jax.ShapeDtypeStruct((copies * rows, c.row), latent)}
-        if c.has_indexer(layer):
-            made["index"] = jax.ShapeDtypeStruct((copies * rows, index[0]), index[1])
-        return made
+        return pool_specs(config, rows, indexed=config.has_indexer(layer), copies=copies)
 
     if groups is None:
-        return [pool(layer) for layer in range(c.layers)]
+        return [pool(layer) for layer in range(config.layers)]
     return {
         "lead": [pool(layer) for layer in range(groups.lead)],
         "groups": [pool(groups.lead + place, groups.count) for place in range(groups.period)],
-        "tail": [pool(layer) for layer in range(groups.tail, c.layers)],
+        "tail": [pool(layer) for layer in range(groups.tail, config.layers)],
     }
 
 
@@ -228,7 +223,7 @@ def step(
     def layer(
         x: jax.Array, chosen: jax.Array | None, layer_params: Params, pools: Any, first: Any
     ) -> tuple[jax.Array, jax.Array, Any]:
-        pool = Pool(pools["latent"], pools.get("index"), first)
+        pool = Pool(config, pools, first)
         normed = rms_norm(x, layer_params["attention_norm"], config.norm_epsilon)
         attended, pool, chosen = attention(
             normed, pool, batch, chosen, layer_params, config, layout, exchange, implementation
@@ -236,15 +231,12 @@ def step(
         x = x + attended
         normed = rms_norm(x, layer_params["mlp_norm"], config.norm_epsilon)
         x = x + feed_forward(normed, layer_params, config, exchange)
-        written = {"latent": pool.latent} | (
-            {} if pool.index_keys is None else {"index": pool.index_keys}
-        )
-        return x, chosen, written
+        return x, chosen, pool.arrays
 
     if groups is None:
         x, cache = _walk(layer, x, params["layers"], cache)
     else:
-        x, cache = _scan(layer, x, params["layers"], cache, groups, batch)
+        x, cache = _scan(layer, x, params["layers"], cache, groups)
     return rms_norm(x, params["norm"], config.norm_epsilon), cache
 
 
@@ -273,7 +265,6 @@ def _scan(
     layers: Any,
     cache: Cache,
     groups: weights.Groups,
-    batch: Batch,
 ) -> tuple[jax.Array, Cache]:
     """The groups' pools are carried whole and written in place; a layer's rows begin at its group's number."""
     chosen = None

@@ -28,7 +28,7 @@ def route(x: jax.Array, params: Params, config: GlmConfig) -> tuple[jax.Array, j
         precision=jax.lax.Precision.HIGHEST,
     )
     scores = jax.nn.sigmoid(logits)
-    _, chosen = ops.best(scores + params["correction"], config.experts_per_token)
+    _, chosen = jax.lax.top_k(scores + params["correction"], config.experts_per_token)
     picked = jnp.take_along_axis(scores, chosen, axis=1)
     return chosen, picked / jnp.sum(picked, axis=1, keepdims=True) * config.routed_scale
 

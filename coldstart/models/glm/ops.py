@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from coldstart.models.glm.cache import Pool
 from coldstart.models.glm.fp8 import FP8, LARGEST, BlockFp8, Weight, round_activations
 from coldstart_kernels import mla_attention
 
@@ -48,7 +49,7 @@ def by_blocks(function: Callable[..., Any], bytes_per_token: int, *arrays: jax.A
 def sparse_attention(
     q_fragment: jax.Array,  # [tokens, own heads, width]
     q_group: jax.Array,  # [tokens, heads, width]
-    pool: jax.Array,  # [rows, row], FP8 or the type of the queries
+    pool: Pool,
     chosen: jax.Array,  # [tokens, list] int32 rows of the pool, -1 for none
     *,
     latent: int,
@@ -66,7 +67,7 @@ def sparse_attention(
         q_fragment: jax.Array, q_group: jax.Array, chosen: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         # The op reads no FP8 rows, so they are gathered and widened before it.
-        rows = pool[jnp.maximum(chosen, 0)][..., :width].astype(q_group.dtype)
+        rows = pool.rows(chosen)
         return mla_attention(
             q_fragment, q_group, rows,
             jnp.full(chosen.shape[:1], chosen.shape[1], jnp.int32),
@@ -82,47 +83,22 @@ def sparse_attention(
 # --- the indexer -------------------------------------------------------------------------------------
 
 
-def pack_index_keys(keys: jax.Array, row: int) -> jax.Array:
-    """Keys [tokens, width] as cached rows of `row` bytes: FP8, one byte of a power-of-two scale, padding."""
-    wide = keys.astype(jnp.float32)
-    largest = jnp.max(jnp.abs(wide), axis=-1, keepdims=True)
-    exponent = jnp.ceil(jnp.log2(jnp.maximum(largest / LARGEST, 2.0**-100)))
-    values = jax.lax.bitcast_convert_type((wide * jnp.exp2(-exponent)).astype(FP8), jnp.uint8)
-    scale = (exponent + 128).astype(jnp.uint8)
-    padding = jnp.zeros((keys.shape[0], row - keys.shape[1] - 1), jnp.uint8)
-    return jnp.concatenate([values, scale, padding], axis=-1)
-
-
-def _unpack_index_keys(rows: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
-    """Keys [..., width] in bf16, which holds every FP8 value, and their scales [...] fp32."""
-    values = jax.lax.bitcast_convert_type(rows[..., :width], FP8).astype(jnp.bfloat16)
-    return values, jnp.exp2(rows[..., width].astype(jnp.float32) - 128)
-
-
 def index_scores(
     q: jax.Array,  # [tokens, index heads, index width]
     weight: jax.Array,  # [tokens, index heads] fp32, scales of the score included
-    pool: jax.Array,  # [rows, bytes] uint8 as packed, or [rows, index width]
+    pool: Pool,
     rows: jax.Array,  # [tokens, places] int32 rows of the pool
 ) -> jax.Array:
     """weight . relu(q . key) of each place [tokens, places] fp32."""
-    if pool.dtype == jnp.uint8:
+    keys, key_scale = pool.index_keys(rows)
+    if pool.config.quantised:
         largest = jnp.max(jnp.abs(q.astype(jnp.float32)), axis=-1, keepdims=True)
         q_scale = jnp.where(largest > 0, largest / LARGEST, 1.0)
-        # bf16 holds every FP8 value: the products are those of FP8.
-        q = (q.astype(jnp.float32) / q_scale).astype(FP8).astype(jnp.bfloat16)
+        # Wider types hold every FP8 value: the products are those of FP8.
+        q = (q.astype(jnp.float32) / q_scale).astype(FP8).astype(keys.dtype)
         weight = weight * q_scale[..., 0]
-        keys, key_scale = _unpack_index_keys(pool[rows], q.shape[-1])
-    else:
-        keys, key_scale = pool[rows], jnp.ones(rows.shape, jnp.float32)
     dots = jnp.einsum("thw,tpw->thp", q, keys, preferred_element_type=jnp.float32)
     return jnp.einsum("thp,th->tp", jax.nn.relu(dots), weight) * key_scale
-
-
-def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The largest `count` of each row with their columns, best first; of equal ones the first column."""
-    found, columns = jax.lax.top_k(scores, count)
-    return found, columns.astype(jnp.int32)
 
 
 # --- experts -----------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def is_spec(leaf: object) -> bool:
 
 def activation_type(config: GlmConfig) -> Any:
     """The type between the weights."""
-    return jnp.dtype(jnp.bfloat16 if config.quantised else jnp.float32)
+    return jnp.dtype(config.activations if config.quantised else "float32")
 
 
 def weight_specs(config: GlmConfig, layout: Layout) -> Params:
