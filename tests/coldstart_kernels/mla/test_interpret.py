@@ -79,7 +79,9 @@ def run(case: Case, branch: str, arguments: list[np.ndarray], **options) -> list
 
 @pytest.mark.stacks
 @pytest.mark.parametrize("branch", ["dense", "sparse"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [n if n == "decode" else pytest.param(n, marks=pytest.mark.long) for n in CASES]
+)
 def test_kernel_equals_reference(name: str, branch: str) -> None:
     case = CASES[name]
     arguments = operands(case, branch)
@@ -93,7 +95,7 @@ def test_kernel_equals_reference(name: str, branch: str) -> None:
     assert not actual[0][-1].any()
 
 
-@pytest.mark.parametrize("interpret", [True, "memory"])
+@pytest.mark.parametrize("interpret", [True, pytest.param("memory", marks=pytest.mark.long)])
 @pytest.mark.parametrize("branch", ["dense", "sparse"])
 def test_the_unread_query_changes_no_bit(branch: str, interpret: object) -> None:
     case = CASES["one head"]
@@ -111,8 +113,18 @@ def test_the_unread_query_changes_no_bit(branch: str, interpret: object) -> None
     assert np.isnan(attend(*arguments)[0]).any()
 
 
-@pytest.mark.parametrize("branch", ["dense", "sparse"])
-@pytest.mark.parametrize("name", RACED)
+@pytest.mark.parametrize(
+    ("name", "branch"),
+    [
+        ("many blocks", "dense"),
+        *(
+            pytest.param(name, branch, marks=pytest.mark.long)
+            for name in RACED
+            for branch in ("dense", "sparse")
+            if (name, branch) != ("many blocks", "dense")
+        ),
+    ],
+)
 def test_no_race_in_simulated_memory(name: str, branch: str) -> None:
     case = CASES[name]
     arguments = operands(case, branch)

@@ -60,7 +60,12 @@ def lower(device: jax.Device, name: str, branch: str, rank: int) -> jax.stages.L
 
 
 @pytest.mark.parametrize(
-    ("name", "branch"), [("decode", "dense"), ("decode", "sparse"), ("short prefill", "dense")]
+    ("name", "branch"),
+    [
+        ("decode", "dense"),
+        pytest.param("decode", "sparse", marks=pytest.mark.long),
+        pytest.param("short prefill", "dense", marks=pytest.mark.long),
+    ],
 )
 def test_compiles_for_tpu7x(described: jax.Device, name: str, branch: str) -> None:
     lowered = lower(described, name, branch, rank=3)

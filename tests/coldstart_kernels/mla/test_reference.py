@@ -45,7 +45,14 @@ def by_loops(
     return out, lse
 
 
-@pytest.mark.parametrize("shape", [(6, 2, 8, 2, 11), (5, 1, 4, 1, 7), (3, 4, 4, 3, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (6, 2, 8, 2, 11),
+        pytest.param((5, 1, 4, 1, 7), marks=pytest.mark.long),
+        pytest.param((3, 4, 4, 3, 1), marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("branch", ["dense", "sparse"])
 def test_reference_equals_loops(branch: str, shape: tuple[int, int, int, int, int]) -> None:
     fragment, replicated, cache, limits = operands(*shape)

@@ -39,7 +39,7 @@ def compare(name: str, interpret: Any) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "ragged",
+        pytest.param("ragged", marks=pytest.mark.long),  # raced below
         pytest.param("decode", marks=pytest.mark.long),
         pytest.param("prefill", marks=pytest.mark.long),
     ],

@@ -25,7 +25,7 @@ TOLERANCE = {"float8_e4m3fn": 1e-2, "bfloat16": 1e-2, "float32": 1e-5}
     [
         ("dense", "float8_e4m3fn"),
         ("sparse", "float8_e4m3fn"),
-        ("sparse", "float32"),
+        pytest.param("sparse", "float32", marks=pytest.mark.long),
         pytest.param("dense", "float32", marks=pytest.mark.long),
         pytest.param("dense", "bfloat16", marks=pytest.mark.long),
         pytest.param("sparse", "bfloat16", marks=pytest.mark.long),
