@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from gcs_server import Cloud
 
+pytest.importorskip("redis", reason="needs the extra redis")
+
 from coldstart.rpc.v1 import cache_pb2 as pb
 
 LEASE_SECONDS = 20.0  # longer than anything here is waited for
