@@ -430,7 +430,7 @@ class DiskTier:
                         self._left.append((digest, entry.object))
                     removed = gone or removed
         self._drop_left()
-        if reason:
+        if reason and removed:
             self._note_damage(key)
             self._room.trim_quarantine(self.limit_bytes // 20)
         return removed

@@ -188,7 +188,10 @@ class GcsTier:
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
         self._check_writable("quarantine")
         place = await self._there(key, digest)
-        return place is not None and await self._put_aside(place.stored, reason)
+        gone = place is not None and await self._put_aside(place.stored, reason)
+        if gone:
+            self._note_damage(key)
+        return gone
 
     async def scan(self) -> AsyncIterator[Kept]:
         """In pieces, as a listing of all at once would have no end to wait for. Skips what isn't ours, or is bad."""
@@ -317,15 +320,18 @@ class GcsTier:
     async def _heal(self, stored: Stored, bad: ArtifactCorrupt) -> None:
         self._recorder(self.name, "heal", "corrupt", 0.0)
         log.warning("gcs: %s is bad: %s", stored.name, bad)
-        self._damaged[self._key_of(stored)] = None
-        if len(self._damaged) > REMEMBERED_KEYS:
-            self._damaged.popitem(last=False)
+        self._note_damage(self._key_of(stored))
         if not self._write:
             return
         try:
             await self._put_aside(stored, bad.reason)
         except TierError as exc:  # readers go on finding that it is bad
             log.warning("gcs: a bad copy stays: %s", exc)
+
+    def _note_damage(self, key: str) -> None:
+        self._damaged[key] = None
+        if len(self._damaged) > REMEMBERED_KEYS:
+            self._damaged.popitem(last=False)
 
     async def _put_aside(self, stored: Stored, reason: str) -> bool:
         aside = f"{self._base}/quarantine/"

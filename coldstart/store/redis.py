@@ -200,7 +200,10 @@ class RedisTier:
 
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
         """Nothing is kept aside: memory is dear here, and the bytes may be had from who published them."""
-        return await self.delete(key, digest)
+        gone = await self.delete(key, digest)
+        if gone:
+            self._note_damage(key)
+        return gone
 
     def damaged_recently(self, key: str) -> bool:
         """True where this process found a bad copy of `key`, and put no other since."""

@@ -196,6 +196,22 @@ async def test_quarantine_takes_away_what_was_served(
     assert await tier.quarantine(made.header.key, made.header.digest, "corrupt") is False
 
 
+@pytest.mark.parametrize("tier", ["disk", "redis", "gcs"], indirect=True)
+async def test_a_quarantine_is_remembered_until_something_else_comes(
+    tier: DiskTier, new_artifact: Callable[..., Artifact]
+) -> None:
+    """By tiers that say why they have nothing: a copy that a reader rejected was neither evicted nor never there."""
+    damaged = tier.damaged_recently
+    made, absent = new_artifact("a", b"x"), new_artifact("absent")
+    await tier.put(made, None)
+    await tier.quarantine(absent.header.key, absent.header.digest, "corrupt")
+    assert not damaged(absent.header.key) and not damaged(made.header.key)
+    assert await tier.quarantine(made.header.key, made.header.digest, "corrupt")
+    assert damaged(made.header.key)
+    await tier.put(made, None)
+    assert not damaged(made.header.key)
+
+
 async def test_what_never_fits_is_told_apart(
     tier: Tier, new_artifact: Callable[..., Artifact]
 ) -> None:
