@@ -16,7 +16,7 @@ from coldstart.client.jax_internals import CompileRequest
 from coldstart.client.lookup import Lookup
 from coldstart.client.outbox import Outbox
 from coldstart.client.rewriting import described
-from coldstart.errors import ArtifactError, DaemonError, DaemonTimeout, LeaseLost
+from coldstart.errors import ArtifactError, DaemonError, DaemonTimeout, LeaseLost, NotAllowed
 from coldstart.outcomes import Reason
 from coldstart.rpc.v1 import cache_pb2 as pb
 
@@ -168,6 +168,8 @@ def _why_unsent(error: Exception) -> Reason:
         return Reason.DEADLINE
     if isinstance(error, DaemonError):
         return Reason.DAEMON_ABSENT
+    if isinstance(error, NotAllowed):
+        return Reason.ROLE
     return Reason.CORRUPT if isinstance(error, ArtifactError) else Reason.TIER_DOWN
 
 
