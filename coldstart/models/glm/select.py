@@ -12,7 +12,9 @@ import jax.numpy as jnp
 
 def best(scores: jax.Array, count: int) -> jax.Array:
     """Which columns are among the largest `count` of each row [rows, columns] fp32: bool, exactly so many in each."""
-    bits = jax.lax.bitcast_convert_type(scores + 0.0, jnp.uint32)  # -0.0 becomes 0.0
+    # -0.0 equals 0.0; a compiler takes an addition of 0 away, but not this.
+    scores = jnp.where(scores == 0, 0.0, scores)
+    bits = jax.lax.bitcast_convert_type(scores, jnp.uint32)
     # Unsigned numbers in the order of the floats.
     ordered = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
