@@ -178,7 +178,7 @@ def show(found: Found, console: Console) -> None:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    table.add_column("from", no_wrap=True, min_width=20, overflow="ellipsis")
+    table.add_column("from", max_width=21, overflow="fold")
     for heading in ("p50", "p99", "/plain", "hits/s", "MB/s", "program", "load", "/JAX"):
         table.add_column(heading, justify="right", no_wrap=True)
     for size in found["sizes"]:
@@ -212,7 +212,10 @@ def _ms(seconds: float | None) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    """With fewer digits where it is large: a table has 80 columns."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.{digits}f}"
 
 
 def _bytes(count: int) -> str:
