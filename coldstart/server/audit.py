@@ -49,7 +49,8 @@ class Audit:
     def refused(self, tier: str, header: Header, why: str) -> None:
         """A copy that must not be believed was met in a tier."""
         what = (tier, header.key, header.digest, header.signature.hex(), why)
-        if self._was_told(Reason.SIGNATURE, what):
+        if self._lately(what):
+            self._tally.event_counts[Reason.SIGNATURE.value] += 1
             return
         self._tally.event(
             Reason.SIGNATURE.value, f"{tier}: {header.key[:16]} {header.digest[:12]}: {why}"
@@ -69,6 +70,12 @@ class Audit:
         self._tally.event("quarantined", f"{key[:16]} {digest[:12]}: {why}, said {said_by}")
         self._line("copy bad", logging.WARNING, key=key, digest=digest, why=why, said_by=said_by)
 
+    def damaged(self, key: str) -> None:
+        """A tier took away what wasn't even what it said of itself; nobody was offered it."""
+        if not self._lately(("damaged", key)):
+            why, by = "not what it says of itself", "the store"
+            self._line("copy bad", logging.WARNING, key=key, digest="", why=why, said_by=by)
+
     def published(self, header: Header, producer: str, *, adopted: bool) -> None:
         """An artifact was taken in, or another was there first."""
         self._line(
@@ -82,7 +89,8 @@ class Audit:
 
     def denied(self, who: str, what: str, why: str) -> None:
         """Somebody asked for what it may not."""
-        if self._was_told(Reason.ROLE, (who, what, why)):
+        if self._lately((who, what, why)):
+            self._tally.event_counts[Reason.ROLE.value] += 1
             return
         self._tally.event(Reason.ROLE.value, f"{who}: {what}: {why}")
         self._line("denied", logging.WARNING, who=who, what=what, why=why, reason=Reason.ROLE.value)
@@ -97,11 +105,10 @@ class Audit:
             self._file.close()
             self._file = None
 
-    def _was_told(self, reason: Reason, what: tuple[str, ...]) -> bool:
-        """Whether it was lately; then it is counted, and nothing else. What is told counts itself."""
+    def _lately(self, what: tuple[str, ...]) -> bool:
+        """Whether it was told lately. If not, it is now."""
         now = self._unix_now()
         if now - self._told.get(what, -AGAIN_SECONDS) < AGAIN_SECONDS:
-            self._tally.event_counts[reason.value] += 1
             return True
         self._told[what] = now
         self._told.move_to_end(what)

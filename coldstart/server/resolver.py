@@ -190,6 +190,7 @@ class Resolver:
         if lookup.damage is not None:
             return lookup.damage
         if self._holdings.damaged(lookup.key):
+            self._notary.audit.damaged(lookup.key)
             return Reason.CORRUPT
         if self._holdings.distrusted(lookup.key):
             return Reason.SIGNATURE

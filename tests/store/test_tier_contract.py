@@ -19,6 +19,7 @@ from coldstart.store.disk import DiskTier
 from coldstart.store.memory import MemoryTier
 from coldstart.store.recorder import OPS, OUTCOMES
 from coldstart.store.tier import Tier
+from coldstart.store.verified import verified
 from coldstart.store.wrap import Deadlined, Failing, Metered, ReadOnly
 
 LIMIT = 1 << 20
@@ -37,6 +38,7 @@ MAKERS: dict[str, Callable[[Path], Tier]] = {
     ),
     "failing at nothing": lambda root: Failing(MemoryTier(limit_bytes=LIMIT), None, ()),
     "breaker": lambda root: Breaker(MemoryTier(limit_bytes=LIMIT), recorder=told),
+    "verified": lambda root: verified(DiskTier(root, limit_bytes=LIMIT), lambda tier, header: ""),
     "chain of one": lambda root: ChainTier([MemoryTier(limit_bytes=LIMIT)], recorder=told),
     "memory over disk": lambda root: ChainTier(
         [MemoryTier(limit_bytes=LIMIT), DiskTier(root, limit_bytes=LIMIT)], recorder=told
