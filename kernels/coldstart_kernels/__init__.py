@@ -17,6 +17,7 @@ from coldstart_kernels.moe_routing import (
     moe_route,
 )
 from coldstart_kernels.moe_streaming import moe_streaming
+from coldstart_kernels.reduce_scatter import reduce_scatter
 
 __all__ = [
     "IndexCache",
@@ -32,4 +33,5 @@ __all__ = [
     "moe_permute",
     "moe_route",
     "moe_streaming",
+    "reduce_scatter",
 ]
