@@ -77,16 +77,16 @@ class GlmModel:
         self.pages, self.requests = pages, requests
         self.mesh = mesh_of(layout, devices)
         self.implementation = implementation or default_implementation(devices[0].platform)
-        self.groups = weights.groups_of(config) if scan else None
+        self.blocks = weights.blocks_of(config) if scan else None
         self.specs = self._form(weights.weight_specs(config, layout))
         self._splits = weights.splits(config, self.specs)
-        self.cache_specs = cache_specs(config, layout, pages, self.groups)
+        self.cache_specs = cache_specs(config, layout, pages, self.blocks)
         self.backbone = self._jit()
 
     def _form(self, specs: Params) -> Params:
-        if self.groups is None:
+        if self.blocks is None:
             return specs
-        layers = weights.stack(specs["layers"], self.groups, weights.join_specs)
+        layers = weights.stack(specs["layers"], self.blocks, weights.join_specs)
         return specs | {"layers": layers}
 
     def _jit(self) -> Any:
@@ -104,7 +104,7 @@ class GlmModel:
             return step(
                 params, cache, tokens, positions, requests, page_table,
                 config=self.config, layout=self.layout, exchange=MeshExchange(),
-                implementation=self.implementation, groups=self.groups,
+                implementation=self.implementation, blocks=self.blocks,
             )  # fmt: skip
 
         mapped = jax.shard_map(
@@ -157,9 +157,9 @@ class GlmModel:
     def params(self, seed: int = 0) -> Params:
         """The parameters of a seed, on the devices. The same numbers whatever the layout."""
         made = weights.fill(self.config, weights.weight_specs(self.config, self.layout), seed)
-        if self.groups is not None:
+        if self.blocks is not None:
             made["layers"] = weights.stack(
-                made["layers"], self.groups, lambda *leaves: np.stack(leaves)
+                made["layers"], self.blocks, lambda *leaves: np.stack(leaves)
             )
         return jax.device_put(made, self.shardings(self._splits))
 
@@ -182,7 +182,7 @@ class GlmModel:
 
 
 def cache_specs(
-    config: GlmConfig, layout: Layout, pages: int, groups: weights.Groups | None
+    config: GlmConfig, layout: Layout, pages: int, blocks: weights.Blocks | None
 ) -> Cache:
     """Shapes of the whole cache: pools of a group's devices one after the other, layers of a scan too."""
     rows = layout.dcp * layout.page * pages
@@ -190,13 +190,9 @@ def cache_specs(
     def pool(layer: int, copies: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
         return pool_specs(config, rows, indexed=config.has_indexer(layer), copies=copies)
 
-    if groups is None:
+    if blocks is None:
         return [pool(layer) for layer in range(config.layers)]
-    return {
-        "lead": [pool(layer) for layer in range(groups.lead)],
-        "groups": [pool(groups.lead + place, groups.count) for place in range(groups.period)],
-        "tail": [pool(layer) for layer in range(groups.tail, config.layers)],
-    }
+    return [[pool(run.first, len(block.layers(run))) for run in block.runs] for block in blocks]
 
 
 # --- the step, as one device sees it -----------------------------------------------------------------
@@ -214,7 +210,7 @@ def step(
     layout: Layout,
     exchange: Exchange,
     implementation: Implementation,
-    groups: weights.Groups | None,
+    blocks: weights.Blocks | None,
 ) -> tuple[jax.Array, Cache]:
     """Last hidden states [tokens, hidden], normed, and the cache."""
     batch = batch_of(positions, requests, page_table, layout, exchange.dcp_rank())
@@ -233,10 +229,12 @@ def step(
         x = x + feed_forward(normed, layer_params, config, exchange)
         return x, chosen, pool.arrays
 
-    if groups is None:
+    if blocks is None:
         x, cache = _walk(layer, x, params["layers"], cache)
     else:
-        x, cache = _scan(layer, x, params["layers"], cache, groups)
+        listed = min(config.index_top, batch.rows.shape[1])
+        none = jnp.full((tokens.shape[0], listed), -1, jnp.int32)
+        x, cache = _scan(layer, x, none, params["layers"], cache, blocks)
     return rms_norm(x, params["norm"], config.norm_epsilon), cache
 
 
@@ -262,32 +260,43 @@ def _walk(
 def _scan(
     layer: Callable[..., Any],
     x: jax.Array,
+    chosen: jax.Array,
     layers: Any,
     cache: Cache,
-    groups: weights.Groups,
+    blocks: weights.Blocks,
 ) -> tuple[jax.Array, Cache]:
-    """The groups' pools are carried whole and written in place; a layer's rows begin at its group's number."""
-    chosen = None
-    lead, tail = [], []
-    for layer_params, pools in zip(layers["lead"], cache["lead"], strict=True):
-        x, chosen, pools = layer(x, chosen, layer_params, pools, 0)
-        lead.append(pools)
-    rows = cache["groups"][0]["latent"].shape[0] // groups.count
+    written = []
+    for block, params, pools in zip(blocks, layers, cache, strict=True):
+        x, chosen, pools = _scan_block(layer, block, (x, chosen, pools), params)
+        written.append(pools)
+    return x, written
 
-    def group(carry: Any, walked: Any) -> tuple[Any, None]:
-        x, chosen, pools = carry
-        number, group_params = walked
+
+def _scan_block(layer: Callable[..., Any], block: weights.Block, carry: Any, params: Any) -> Any:
+    """A run's pools are carried whole and written in place; each layer's rows have a beginning of their own."""
+    sizes = [
+        pools["latent"].shape[0] // len(block.layers(run))
+        for run, pools in zip(block.runs, carry[2], strict=True)
+    ]
+
+    def once(carry: Any, walked: Any) -> tuple[Any, None]:
+        x, chosen, every = carry
+        time, params = walked
         written = []
-        for place_params, place_pools in zip(group_params, pools, strict=True):
-            x, chosen, place_pools = layer(x, chosen, place_params, place_pools, number * rows)
-            written.append(place_pools)
+        for run, size, run_params, pools in zip(block.runs, sizes, params, every, strict=True):
+            first_layer = time * run.length
+
+            def one(carry: Any, walked: Any, size: int = size, first: Any = first_layer) -> Any:
+                place, layer_params = walked
+                return layer(*carry[:2], layer_params, carry[2], (first + place) * size), None
+
+            places = jnp.arange(run.length, dtype=jnp.int32)
+            (x, chosen, pools), _ = jax.lax.scan(one, (x, chosen, pools), (places, run_params))
+            written.append(pools)
         return (x, chosen, written), None
 
-    numbers = jnp.arange(groups.count, dtype=jnp.int32)
-    (x, chosen, grouped), _ = jax.lax.scan(
-        group, (x, chosen, cache["groups"]), (numbers, layers["groups"])
+    times = jnp.arange(block.repeat, dtype=jnp.int32)
+    by_time = jax.tree.map(
+        lambda leaf: leaf.reshape(block.repeat, -1, *leaf.shape[1:]), list(params)
     )
-    for layer_params, pools in zip(layers["tail"], cache["tail"], strict=True):
-        x, chosen, pools = layer(x, chosen, layer_params, pools, 0)
-        tail.append(pools)
-    return x, {"lead": lead, "groups": grouped, "tail": tail}
+    return jax.lax.scan(once, carry, (times, by_time))[0]

@@ -63,7 +63,7 @@ class Participant:
                 params, cache, tokens, positions, requests, page_table,
                 config=self.config, layout=self.layout,
                 exchange=LoneExchange(self.layout.dcp, rank, literal),
-                implementation=Implementation("pallas", interpret=interpret), groups=None,
+                implementation=Implementation("pallas", interpret=interpret), blocks=None,
             )  # fmt: skip
 
         return backbone

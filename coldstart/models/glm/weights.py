@@ -1,7 +1,7 @@
 """The tree of parameters: shapes, types and splits from a config and a layout; abstract, or filled from a seed.
 
-Layers are a list of dictionaries. `stack` makes the form that a scan walks: leading layers one by one, then the groups
-of `index_period` layers with their parameters stacked, then what is left of the last group.
+Layers are a list of dictionaries. `stack` makes the form that a scan walks: blocks of runs of alike layers, with the
+parameters of a run's layers stacked.
 """
 
 from __future__ import annotations
@@ -182,36 +182,64 @@ def fill(config: GlmConfig, specs: Params, seed: int) -> Params:
 
 
 @dataclasses.dataclass(frozen=True)
-class Groups:
-    """How the layers fall into what a scan walks and what it doesn't."""
+class Run:
+    """Alike layers one after the other."""
 
-    lead: int
-    """Layers before the groups."""
-    period: int
-    count: int
-    """Groups; the scan's length."""
-
-    @property
-    def tail(self) -> int:
-        """The first layer after the groups."""
-        return self.lead + self.period * self.count
+    first: int
+    length: int
 
 
-def groups_of(config: GlmConfig) -> Groups:
-    """Groups of alike layers. Each ends with a layer that has an indexer."""
-    lead = max(config.dense_layers, config.index_offset)
-    while lead < config.layers and not config.has_indexer(lead - 1):
-        lead += 1
-    return Groups(lead, config.index_period, (config.layers - lead) // config.index_period)
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Runs that are repeated one after the other: a scan of scans."""
+
+    runs: tuple[Run, ...]
+    """The first time's."""
+    repeat: int
+
+    def layers(self, run: Run) -> list[int]:
+        """The layers of a run of this block, all times."""
+        period = sum(one.length for one in self.runs)
+        return [
+            run.first + time * period + place
+            for time in range(self.repeat)
+            for place in range(run.length)
+        ]
 
 
-def stack(layers: list[Any], groups: Groups, join: Callable[..., Any]) -> dict[str, Any]:
-    """A list over layers in a scan's form; `join(*leaves)` stacks the leaves of alike layers."""
-    grouped = []
-    for place in range(groups.period):
-        alike = layers[groups.lead + place : groups.tail : groups.period]
-        grouped.append(jax.tree.map(join, *alike, is_leaf=is_spec) if alike else None)
-    return {"lead": layers[: groups.lead], "groups": grouped, "tail": layers[groups.tail :]}
+Blocks = tuple[Block, ...]
+
+
+def blocks_of(config: GlmConfig) -> Blocks:
+    """GLM-5.2's: three dense layers, then 18 times three that reuse a choice and one that chooses, then three more."""
+    kinds = [(config.has_indexer(n), config.has_experts(n)) for n in range(config.layers)]
+    runs: list[Run] = []
+    for number, kind in enumerate(kinds):
+        if runs and kinds[runs[-1].first] == kind:
+            runs[-1] = Run(runs[-1].first, runs[-1].length + 1)
+        else:
+            runs.append(Run(number, 1))
+    alike = [(kinds[run.first], run.length) for run in runs]
+    blocks, at = [], 0
+    while at < len(runs):
+        pair, repeat = alike[at : at + 2], 1
+        while len(pair) == 2 and alike[at + 2 * repeat : at + 2 * repeat + 2] == pair:
+            repeat += 1
+        taken = 2 if repeat > 1 else 1
+        blocks.append(Block(tuple(runs[at : at + taken]), repeat))
+        at += taken * repeat
+    return tuple(blocks)
+
+
+def stack(layers: list[Any], blocks: Blocks, join: Callable[..., Any]) -> list[list[Any]]:
+    """A list over layers as one over blocks and their runs; `join(*leaves)` stacks the leaves of alike layers."""
+    return [
+        [
+            jax.tree.map(join, *(layers[n] for n in block.layers(run)), is_leaf=is_spec)
+            for run in block.runs
+        ]
+        for block in blocks
+    ]
 
 
 def join_specs(*alike: WeightSpec) -> WeightSpec:
