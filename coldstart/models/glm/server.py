@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from coldstart.models import buckets
 from coldstart.models.buckets import ProgramKey, ServerSettings
-from coldstart.models.glm import families, weights
+from coldstart.models.glm import admission, counts, families, weights
 from coldstart.models.glm.config import GLM52_FP8, GLM52_TINY, GlmConfig
 from coldstart.models.glm.layout import ALL, Layout
 from coldstart.models.glm.model import WHOLE, GlmModel
@@ -130,6 +130,23 @@ class Deployment:
     pages: int
     """Pages of the KV pool."""
     scan: bool = False
+    headroom_bytes: int = 4_500_000_000
+    """What a device must have left for activations, temporaries and programs."""
+
+    def __post_init__(self) -> None:
+        """Refuse before anything is compiled.
+
+        Raises:
+            HbmExceeded: a device can't hold it.
+            ValueError: a layout that the sizes can't be split over.
+        """
+        self.layout.check(self.config)
+        admission.admit(self.config, self.layout, self.pool_bytes, self.headroom_bytes)
+
+    @property
+    def pool_bytes(self) -> int:
+        """The KV pool of one device."""
+        return self.pages * self.layout.page * counts.kv_bytes_per_token(self.config)
 
     @property
     def requests(self) -> int:

@@ -13,6 +13,7 @@ import pytest
 from coldstart.models import buckets
 from coldstart.models.buckets import ServerSettings
 from coldstart.models.glm import families, server
+from coldstart.models.glm.admission import HbmExceeded
 from coldstart.models.glm.config import GLM52_TINY
 from coldstart.models.glm.generate import Generator
 from coldstart.models.glm.layout import Layout
@@ -123,6 +124,20 @@ def test_each_family_lowers_on_16_devices(preset: str) -> None:
     for program in programs:
         text = program.lower(jax.devices()).as_text()
         assert "mhlo.num_partitions = 16" in text, program.name
+
+
+def test_a_deployment_that_does_not_fit_is_refused_before_it_is_lowered() -> None:
+    """A pool of 37 GB leaves room for a copy of o_proj at DCP 8; one of 40 GB doesn't at DCP 16."""
+    served = dataclasses.replace(deployment("glm5.2-fp8"), pages=2613)
+    assert served.pool_bytes / 1e9 == pytest.approx(37, abs=0.02)
+    merged = {
+        dcp: dataclasses.replace(served.layout, model=16 // dcp, dcp=dcp, replicate_o_proj=True)
+        for dcp in (8, 16)
+    }
+    assert dataclasses.replace(served, layout=merged[8]).layout.replicate_o_proj
+    larger = dataclasses.replace(served, pages=2613 * 40 // 37)
+    with pytest.raises(HbmExceeded, match=r"needs 4.50 GB .* replicated o_proj 7.36"):
+        dataclasses.replace(larger, layout=merged[16])
 
 
 def test_deployments_that_do_not_exist() -> None:
