@@ -133,11 +133,12 @@ def _merge_weights(lse: jax.Array, exchange: Exchange) -> jax.Array:
     return jax.lax.dynamic_index_in_dim(weights, rank, axis=0, keepdims=False)
 
 
-def _values_out(latents: jax.Array, params: Params) -> jax.Array:
+def _values_out(latents: jax.Array, params: Params, config: GlmConfig) -> jax.Array:
     """Latents of as many heads as the weights here have, through W_UV and o_proj: a part of a sum."""
     values = jnp.einsum("thl,hlv->thv", latents, params["w_uv"], preferred_element_type=jnp.float32)
     values = values.astype(latents.dtype)
-    return product(values.reshape(values.shape[0], -1), params["o_proj"])
+    values = values.reshape(values.shape[0], -1)
+    return product(values, params["o_proj"], rounded=config.round_o_proj_input)
 
 
 def attention(
@@ -176,4 +177,4 @@ def attention(
         partial = weighed.astype(partial.dtype)
         if not layout.replicate_o_proj:
             partial = exchange.scatter_heads(partial)
-    return exchange.sum_all(_values_out(partial, params)), pool, chosen
+    return exchange.sum_all(_values_out(partial, params, c)), pool, chosen

@@ -62,6 +62,10 @@ class GlmConfig:
     activations: str = "bfloat16"
     """The type between FP8 weights. CPUs don't multiply every shape in bf16, so the tiny model has float32."""
 
+    round_o_proj_input: bool = False
+    """Whether the input of o_proj is rounded to FP8 as that of other weights. Scales that follow the values aren't
+    linear, so with it a merged exchange, which projects partial values, differs by FP8's own error."""
+
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision {self.precision!r} is not one of {PRECISIONS}")

@@ -63,8 +63,12 @@ def round_activations(x: jax.Array, block: int) -> jax.Array:
     return rounded.reshape(*x.shape[:-1], -1)[..., :columns].astype(x.dtype)
 
 
-def product(x: jax.Array, weight: Weight) -> jax.Array:
-    """x [tokens, k] times weight [k, n], summed in fp32, in the type of x."""
+def product(x: jax.Array, weight: Weight, *, rounded: bool = True) -> jax.Array:
+    """x [tokens, k] times weight [k, n], summed in fp32, in the type of x.
+
+    With a quantised weight x is rounded to FP8 too, unless `rounded` is false.
+    """
     if isinstance(weight, BlockFp8):
-        x, weight = round_activations(x, weight.block), weight.dense(x.dtype)
+        x = round_activations(x, weight.block) if rounded else x
+        weight = weight.dense(x.dtype)
     return jnp.dot(x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
