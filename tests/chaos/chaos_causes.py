@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from chaos_history import Compile, Fault, History
+from chaos_history import MACHINES, Compile, Fault, History
 
 NOTICED_SECONDS = 1.5  # after a fault: until its last effects on a call under way are over
+BACK_SECONDS = 15.0  # until a client looks again whether its daemon is back: it backs off too
 BOARD_SECONDS = 5.0  # until a Redis that is back is asked for leases again: a probe's longest pause and its own time
 # Until what a store could not take is put there again, and its breaker lets callers through: both back off with the
 # length of the fault.
@@ -52,18 +53,19 @@ def fallback(history: History, one: Compile) -> str | None:
         return f"forgotten by its daemon: {_named(found[0])}" if found else None
     if one.reason not in ("daemon-absent", "deadline"):
         return None
-    down = [
-        event
-        for event in history.of("down", "up")
-        if event.who == one.who and event.at <= one.begin
-    ]
-    if not down or down[-1].what == "up":
+    at = None  # since when it doesn't ask: it says so again and again
+    for event in history.of("down", "up"):
+        if event.who == one.who and event.at <= one.begin:
+            at = None if event.what == "up" else at or event.at
+    if at is None:
         return None
-    at = down[-1].at  # since then it doesn't ask
     begin = min(at, one.asked) - NOTICED_SECONDS
     found = history.faults_of([daemon], begin, at)
     found += history.faults_of_client(one.who, begin, at)
-    return f"without its daemon: {_named(found[0])}" if found else None
+    until = history.faults_of([daemon], begin, one.begin)
+    until += history.faults_of_client(one.who, begin, one.begin)
+    back = all(fault.end + BACK_SECONDS < one.asked for fault in until)
+    return f"without its daemon: {_named(found[0])}" if found and not back else None
 
 
 def _apart(history: History, acked: list[Compile], one: Compile) -> str | None:
@@ -100,6 +102,11 @@ def _not_held_up(history: History, one: Compile, other: Compile) -> str | None:
         found = _while(history, board, begin - BOARD_SECONDS, end)
     else:  # asked again by a probe that backs off, as the bucket's own is
         found = troubles(history, board, begin, end)
+    if (
+        not found
+    ):  # a call that was under way when its daemon fell asleep looks like a silent board to it
+        asleep = history.faults_of([one.daemon], begin - BOARD_SECONDS, end)
+        found = [fault for fault in asleep if fault.kind in ("freeze", *MACHINES)]
     return f"leases apart: {_named(found[0])}" if found else None
 
 

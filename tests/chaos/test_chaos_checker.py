@@ -154,6 +154,18 @@ def test_redis_was_away_explains_leases_at_two_daemons(story: Story) -> None:
     assert story.verdict() == []
 
 
+@pytest.mark.parametrize(("daemon", "kind"), [(2, "freeze"), (2, "restart"), (3, "freeze")])
+def test_a_daemon_that_wakes_up_may_not_trust_its_board(
+    story: Story, daemon: int, kind: str
+) -> None:
+    """What it had asked before it fell asleep got no answer in time. Only being asleep explains that."""
+    story.fault(5.0, 9.0, f"daemon:{daemon}", kind)
+    story.make(10.0, "1.1")
+    story.make(10.2, "2.1", digest="of 1.1/1")
+    story.settle()
+    assert (story.verdict() == []) == (daemon == 2 and kind == "freeze")
+
+
 def test_redis_was_away_explains_no_leases_at_one_daemon(story: Story) -> None:
     story.say(0.0, "4.1", "started", daemon="daemon:1")
     story.say(90.0, "4.1", "bye", asked=1, ended=1, hook=0.0, lost=0.0, dropped=0)
@@ -260,6 +272,21 @@ def test_a_client_that_gave_its_daemon_up(story: Story, target: str) -> None:
     story.compile(12.6, "2.1", "error", "daemon-absent")
     story.settle()
     assert (story.verdict() == []) == (target == "daemon:2")
+
+
+@pytest.mark.parametrize(("asked", "explained"), [(16.0, True), (28.0, True), (31.0, False)])
+def test_a_client_comes_back_to_a_daemon_that_is_back(
+    story: Story, asked: float, explained: bool
+) -> None:
+    """It says with each call that it has none; what counts is when it went, and how long the daemon has been there."""
+    story.make(10.0, "1.1")
+    story.fault(12.0, 15.0, "daemon:2", "freeze")
+    for at in (14.0, 15.5, 20.0, asked - 0.1):
+        story.down(at, "2.1")
+    story.ask(asked, "2.1", "")
+    story.compile(asked, "2.1", "error", "daemon-absent")
+    story.settle()
+    assert (story.verdict() == []) == explained
 
 
 def test_a_client_that_gives_up_waiting(story: Story) -> None:
