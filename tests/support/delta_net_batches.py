@@ -121,6 +121,7 @@ CASES = {
     "one prompt, resumed": Ragged(mixed=((200, 13),)),
     "whole tiles": Ragged(mixed=((64, 0), (64, 64), (64, 0))),
     "shorter than the taps": Ragged(((1, 1),), ((2, 0), (1, 1), (2, 2), (1, 0), (3, 1), (2, 60))),
+    "empty ones in between": Ragged(((1, 5), (0, 9), (1, 2)), ((10, 0), (0, 5), (60, 3))),
     "nothing": Ragged(),
 }
 """All of one program."""
