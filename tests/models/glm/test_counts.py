@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
 
+import jax
 import pytest
 
 from coldstart.models.glm import counts
 from coldstart.models.glm.admission import HbmExceeded, admit, budget
 from coldstart.models.glm.config import GLM52_FP8, GLM52_TINY, GlmConfig
 from coldstart.models.glm.layout import Layout
+from coldstart.models.glm.model import GlmModel
 
 DCP16, DCP8 = Layout(1, 16), Layout(2, 8)
 BARE = Layout(1, 16, replicate_q=False)
@@ -164,3 +168,31 @@ def test_each_position_has_one_owner_and_one_place(dcp: int, page: int, interlea
         assert layout.position(rank, local) == position
         seen.add((rank, local))
     assert seen == {(rank, local) for rank in range(dcp) for local in range(3 * page)}
+
+
+def bytes_by_name(layout: Layout) -> Counter[str]:
+    """What one device's arguments take, by the parameter's name."""
+    model = GlmModel(GLM52_FP8, layout, jax.devices(), pages=4, requests=8, scan=True)
+    found: Counter[str] = Counter()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(model.abstract_params()):
+        name = [part.key for part in path if hasattr(part, "key")][-1]
+        found[name] += math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    return found
+
+
+@pytest.mark.parametrize(("dcp", "o_proj", "w_uv"), [(16, 7.36, 1.227), (8, 3.44, 0.573)])
+def test_arguments_of_a_device_are_what_the_counts_say(
+    dcp: int, o_proj: float, w_uv: float
+) -> None:
+    plain = Layout(16 // dcp, dcp)
+    base = bytes_by_name(plain)
+    # kv_b is FP8 in the checkpoint and counted so; W_UK and W_UV are bf16 here, so twice that, and the scales.
+    kv_b = 512 * 28_672 * 78 // 16
+    groups = counts.weight_bytes(GLM52_FP8, plain)
+    wanted = sum(groups.values()) - groups["embeddings"] // 2  # the head is no argument of it
+    wanted += counts.query_increase(GLM52_FP8, plain) + kv_b
+    assert sum(base.values()) == pytest.approx(wanted, rel=1e-3)
+    increase = bytes_by_name(dataclasses.replace(plain, replicate_o_proj=True)) - base
+    assert set(increase) == {"o_proj", "w_uv"}
+    assert increase["o_proj"] / GB == pytest.approx(o_proj, rel=0.01)
+    assert increase["w_uv"] / GB == pytest.approx(w_uv, rel=0.01)
