@@ -33,7 +33,7 @@ class Fault:
     bytes_per_second: float = 0.0  # 0: as fast as it goes
     delay_seconds: float = 0.0  # before each piece of an answer
     cut_after_bytes: int = -1  # of answers, counted over all connections; -1: never
-    asked_since: bool = False  # cut no connection that only hears the answer to what it asked before
+    asked_since: bool = False  # spare who only hears the answer to what it asked before
     answers: Alter | None = None
     requests: Alter | None = None
 
