@@ -116,15 +116,15 @@ def test_products_rounded_to_bf16() -> None:
     case = CASES["fp8, scales per channel"]
     sizes = next(iter(SIZES.values()))
 
-    def run(product_dtype: str, **options: Any) -> np.ndarray:
-        out = multiply(
-            **operands(case, sizes), out_dtype="float32", product_dtype=product_dtype, **options
-        )
+    def run(**options: Any) -> np.ndarray:
+        out = multiply(**operands(case, sizes), out_dtype="float32", **options)
         return np.asarray(out, np.float64)[: sum(sizes)]
 
-    pallas = run("bfloat16", implementation="pallas", tuning=case.tuning, interpret=True)
-    plain = run("bfloat16", implementation="reference")
-    exact = run("float32", implementation="reference")
+    pallas = run(
+        product_dtype="bfloat16", implementation="pallas", tuning=case.tuning, interpret=True
+    )
+    plain = run(product_dtype="bfloat16", implementation="reference")
+    exact = run(implementation="reference")
     size = np.linalg.norm(exact)
     # Four products are rounded, 2**-9 / sqrt(3) = 0.001 on average each, relative to their own size.
     assert 5e-4 < np.linalg.norm(plain - exact) / size < 4e-3

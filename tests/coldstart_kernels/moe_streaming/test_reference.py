@@ -35,17 +35,16 @@ def test_both_paths_equal_numpy(threshold: int) -> None:
 
 
 def test_streaming_and_base_path_within_the_bound() -> None:
-    given = operands(48, 1024, 1024, 6, 2)
-    streamed = run(**given, experts_start=START, threshold=48)
-    base = run(**given, experts_start=START)
+    given = operands(32, 1024, 512, 5, 3)
+    streamed = run(**given, experts_start=START, threshold=32)
+    base = run(**given, experts_start=START, threshold=0)
     assert 0 < relative_error(streamed, base) < TOLERANCE
 
 
-@pytest.mark.parametrize("packed_sort", [False, True])
-def test_the_order_of_rows_changes_no_bit(packed_sort: bool) -> None:
+def test_the_packed_sort_changes_no_bit() -> None:
     given = operands(16, 512, 512, 4, 2)
     base, other = (
-        run(**given, experts_start=START, packed_sort=packed) for packed in (False, packed_sort)
+        run(**given, experts_start=START, packed_sort=packed) for packed in (False, True)
     )
     assert np.asarray(base).tobytes() == np.asarray(other).tobytes()
 
