@@ -145,7 +145,6 @@ class _Exchange:
         return pltpu.make_async_remote_copy(
             source, target, self.sent.at[at], self.received.at[at],
             device_id={self.axis: self.neighbour(d, channel)},
-            device_id_type=pl.DeviceIdType.MESH,
         )  # fmt: skip
 
     def start_send(self, m: Any, d: int, channel: int) -> None:
@@ -165,7 +164,6 @@ class _Exchange:
             pl.semaphore_signal(
                 self.credit.at[m % 2, d, channel], 1,
                 device_id={self.axis: self.neighbour(d, channel)},
-                device_id_type=pl.DeviceIdType.MESH,
             )  # fmt: skip
 
 
@@ -224,7 +222,9 @@ def _meet(exchange: _Exchange) -> None:
     others += [exchange.me ^ (CORES << e) for e in range(exchange.cube.dimensions)]
     for other in others:
         pl.semaphore_signal(
-            barrier, 1, device_id={exchange.axis: other}, device_id_type=pl.DeviceIdType.MESH
+            barrier,
+            1,
+            device_id={exchange.axis: other},
         )
     pl.semaphore_wait(barrier, len(others))
 
