@@ -4,19 +4,22 @@ A disk that doesn't answer (a file server that is gone, a device that tries agai
 kernel, where nothing can end it. So nobody waits for a thread longer than a deadline, and no process waits for one at
 its end. What a thread had begun may still come to pass, whole or invisible; what nobody had begun is not begun.
 
-After one deadline the next callers are given half a second, for a minute or until the disk answers: else each of the
-lookups of a start would stand there in turn.
+Who stands in line behind others that do get answers waits on: that is a busy disk, not a silent one, and a crowd that
+publishes at once must not be taken for one. After one deadline the next callers are given half a second, for a minute
+or until the disk answers: else each of the lookups of a start would stand there in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from coldstart.errors import TierTimeout
@@ -26,7 +29,13 @@ PATIENT = 0.8  # of the time that a caller had: who gives up after that much fou
 CLOSE_SECONDS = 10.0
 
 T = TypeVar("T")
-_Job = tuple["Future[Any]", Callable[[], Any]]
+
+
+@dataclass(slots=True)
+class _Job:
+    future: Future[Any]
+    work: Callable[[], Any]
+    began: float = 0.0  # 0: nobody is at it yet
 
 
 class Threads:
@@ -39,21 +48,27 @@ class Threads:
         self._idle = threading.Semaphore(0)
         self._ends: list[Future[None]] = []  # of the threads that were started
         self._doubtful_until = 0.0
+        self._answered = [
+            0.0
+        ]  # when a thread was last done with something; a list, as threads hold it
         weakref.finalize(self, _end, self._jobs, self._ends)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Do it when a thread is free. From one thread at a time."""
         future: Future[T] = Future()
-        self._jobs.put((future, work))
+        self._start(_Job(future, work))
+        return future
+
+    def _start(self, job: _Job) -> None:
+        self._jobs.put(job)
         if not self._idle.acquire(blocking=False) and len(self._ends) < self._count:
             self._ends.append(Future())
             threading.Thread(
                 target=_work,
-                args=(self._jobs, self._idle, self._ends[-1]),
+                args=(self._jobs, self._idle, self._ends[-1], self._answered),
                 name=f"{self._name}-{len(self._ends)}",
                 daemon=True,
             ).start()
-        return future
 
     async def run(
         self,
@@ -64,29 +79,41 @@ class Threads:
         """What `work` comes to. `unwanted` is given a result that comes when nobody waits for it any more.
 
         Raises:
-            TierTimeout: nothing after `seconds` (None: for as long as it takes).
+            TierTimeout: nothing after `seconds` (None: for as long as it takes), nor anything for those before it.
         """
         began = time.monotonic()
         if seconds is not None and began < self._doubtful_until:
             seconds = min(seconds, DOUBTFUL_SECONDS)
-        future = self.submit(work)
+        future: Future[T] = Future()
+        job = _Job(future, work)
+        self._start(job)
+        waiting = asyncio.wrap_future(future)
         try:
-            async with asyncio.timeout(seconds):
-                result = await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
+            left = seconds
+            while not (await asyncio.wait({waiting}, timeout=left))[0]:
+                left = (seconds or 0.0) - self._still(job)
+                if left <= 0:
+                    self._doubt()
+                    raise TierTimeout(
+                        f"disk: no answer after {seconds:g} s; does the file system still answer?"
+                    )
+        except BaseException as exc:
             # A chain has deadlines of its own, which may be as long.
-            if seconds is not None and time.monotonic() - began >= PATIENT * seconds:
+            silent = min(time.monotonic() - began, self._still(job))
+            if isinstance(exc, asyncio.CancelledError) and silent >= PATIENT * (
+                seconds or math.inf
+            ):
                 self._doubt()
+            waiting.cancel()  # what nobody had begun is not begun
             future.add_done_callback(lambda late: self._came_late(late, unwanted))
             raise
-        except TimeoutError:
-            self._doubt()
-            future.add_done_callback(lambda late: self._came_late(late, unwanted))
-            raise TierTimeout(
-                f"disk: no answer after {seconds:g} s; does the file system still answer?"
-            ) from None
+        result = waiting.result()
         self._doubtful_until = 0.0
         return result
+
+    def _still(self, job: _Job) -> float:
+        """Seconds since it was begun; where it wasn't yet, since anybody got an answer."""
+        return time.monotonic() - (job.began or self._answered[0])
 
     async def close(self) -> bool:
         """Wait for what was submitted; False: a thread was left behind, as it gets no answer."""
@@ -111,20 +138,24 @@ class Threads:
 
 
 def _work(
-    jobs: queue.SimpleQueue[_Job | None], idle: threading.Semaphore, end: Future[None]
+    jobs: queue.SimpleQueue[_Job | None],
+    idle: threading.Semaphore,
+    end: Future[None],
+    answered: list[float],
 ) -> None:
     """One thread's life. Holds nothing of the `Threads`, which can go while it waits."""
     while (job := jobs.get()) is not None:
-        future, work = job
-        if future.set_running_or_notify_cancel():
+        if job.future.set_running_or_notify_cancel():
+            job.began = time.monotonic()
             try:
-                result = work()
+                result = job.work()
             except BaseException as exc:
-                future.set_exception(exc)
+                job.future.set_exception(exc)
             else:
-                future.set_result(result)
+                job.future.set_result(result)
                 del result
-        del job, future, work
+            answered[0] = time.monotonic()
+        del job
         idle.release()
     end.set_result(None)
 

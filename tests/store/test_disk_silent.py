@@ -59,6 +59,15 @@ async def test_nobody_stands_in_line_behind_a_disk_that_is_silent(
         assert await disk.find(made.header.key) == (made.header,)
 
 
+async def test_a_crowd_is_not_taken_for_silence() -> None:
+    """Each of many jobs takes a while, and the last waits far longer than the deadline: a busy disk answers."""
+    threads = disk_threads.Threads("busy", 2)
+    slow = [threads.run(lambda: time.sleep(0.2) or 1, 1.0) for _ in range(20)]
+    assert await asyncio.gather(*slow) == [1] * 20
+    assert await threads.run(lambda: time.sleep(0.6) or 2, 1.0) == 2  # nobody doubts
+    await threads.close()
+
+
 @pytest.mark.usefixtures("hasty")
 async def test_a_spool_that_comes_too_late_is_nobodys(disk: DiskTier, root: Path) -> None:
     await disk.open_spool(100)
