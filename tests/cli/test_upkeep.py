@@ -31,7 +31,10 @@ def fill(root: Path, names: str = "abc") -> dict[str, tuple[str, str]]:
         disk = DiskTier(root)
         made = {}
         for n, name in enumerate(names):
-            artifact, record = make_artifact(name, name.encode() * 99, compile_seconds=2.0), make_record(name)
+            artifact, record = (
+                make_artifact(name, name.encode() * 99, compile_seconds=2.0),
+                make_record(name),
+            )
             await disk.put(artifact, record)
             header = artifact.header
             made[name] = (header.key, header.digest)
