@@ -9,9 +9,9 @@ import click
 
 from coldstart.cli import reach, selecting
 from coldstart.client.client import CacheClient
-from coldstart.config_values import size
 from coldstart.errors import ConfigError, UnknownCall
 from coldstart.rpc.v1 import admin_pb2
+from coldstart.store.url_options import parse_size
 
 A_CALL = 500  # artifacts
 
@@ -23,9 +23,9 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer relea
 
     def convert(self, value: object, param: object, ctx: object) -> int:
         try:
-            return value if isinstance(value, int) else size(value)
-        except ValueError as exc:
-            raise click.BadParameter(f"{value!r}: {exc}; for instance 10GiB") from exc
+            return value if isinstance(value, int) else parse_size(str(value))
+        except ConfigError as exc:
+            raise click.BadParameter(str(exc)) from exc
 
 
 @click.command(epilog="Example: coldstart gc --unused-for 30d --limit 10GiB --dry-run")
@@ -65,7 +65,7 @@ def gc(
     when it was made. A dry run doesn't look for what crashes left. Exit code 1 where the tier couldn't be gone through.
     """
     listing = admin_pb2.ListStoredRequest(selection=admin_pb2.Selection(tiers=[tier]))
-    with reach.daemon_or_store(address, stores, only_look=True) as client:
+    with reach.daemon_or_store(address, stores, only_look=True, changes=True) as client:
         there = selecting.Told("gc: looking").hear(client, "ListStored", listing)
         going = list(_going(there.rows, unused_for, limit))
         told = selecting.Told("gc: removing")
@@ -77,8 +77,8 @@ def gc(
     if as_json:
         click.echo(told.as_json(rows=True, dry_run=dry_run, leftovers=left))
     else:
-        for line in told.lines() if going else ("no artifact has to go",):
-            click.echo(f"would go: {line}" if dry_run and going else line)
+        for line in told.lines("") if going else ("no artifact has to go",):
+            click.echo(line)
         if left:
             click.echo(f"{left} files that crashes left are gone")
     return 1 if failed else 0

@@ -48,13 +48,17 @@ def purge(
     request = admin_pb2.PurgeRequest(
         selection=selection, dry_run=dry_run, everything=everything, negatives=negative
     )
-    with reach.daemon_or_store(address, stores, only_look=True) as client:
+    with reach.daemon_or_store(address, stores, only_look=True, changes=True) as client:
         told = selecting.Told("purge").hear(client, "Purge", request)
     if as_json:
         click.echo(told.as_json(rows=True, dry_run=dry_run, negatives=told.negatives))
     else:
-        for line in told.lines() if not (negative and not told.rows and not told.failed) else ():
-            click.echo(f"would go: {line}" if dry_run else line)
+        for line in (
+            told.lines("nothing there is meant")
+            if not (negative and not told.rows and not told.failed)
+            else ()
+        ):
+            click.echo(line)
         if negative and dry_run:
             click.echo("negative entries are not counted in a dry run")
         elif negative:

@@ -46,11 +46,16 @@ def daemon(address: str | None) -> Iterator[CacheClient]:
 
 @contextmanager
 def daemon_or_store(
-    address: str | None, stores: Sequence[str], *, only_look: bool = False
+    address: str | None,
+    stores: Sequence[str],
+    *,
+    only_look: bool = False,
+    changes: bool = False,
 ) -> Iterator[CacheClient]:
     """A client of the live daemon; without one, of a daemon in this process, which is said on stderr.
 
-    Naming stores asks for the latter; to `only_look`, they must be there: a mistyped folder is not made.
+    Naming stores asks for the latter; to `only_look`, they must be there: a mistyped folder is not made. What `changes`
+    a store doesn't go to another one where the environment or the host's file names a daemon that isn't there.
     """
     if address is not None and stores:
         raise click.UsageError("give --address or --store; --store does without a daemon")
@@ -60,19 +65,23 @@ def daemon_or_store(
                 yield client
                 return
         except DaemonAbsent as exc:
-            if address is not None:
-                raise  # it was asked for by name
+            if address is not None or (changes and _named_elsewhere()):
+                raise  # it was asked for by name; another store is not what was meant
             click.echo(f"no daemon ({exc}); using the store directly", err=True)
     from coldstart.server.in_process import daemon_in_process
 
-    if only_look:
-        _must_be_there(stores)
     urls = tuple(stores) or (default_store(os.environ),)
+    if only_look:
+        _must_be_there(urls)
     # What it publishes is signed, and what it hands out is checked, as by a daemon in this environment.
     trust = trust_settings(os.environ)
     with daemon_in_process(urls, **trust) as inner, daemon(inner) as client:
         click.echo(f"in-process daemon on {', '.join(urls)}", err=True)
         yield client
+
+
+def _named_elsewhere() -> bool:
+    return client_settings(os.environ, address_file=ADDRESS_FILE).address is not None
 
 
 def _must_be_there(stores: Sequence[str]) -> None:

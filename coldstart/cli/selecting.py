@@ -179,16 +179,17 @@ class Told:
             found["artifacts"] = [row_json(row) for row in self.rows]
         return json.dumps(found, indent=2)
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, nothing: str) -> Iterator[str]:
         """The counts for people."""
         for tier, outcomes in self.counts().items():
             for outcome, sums in outcomes.items():
+                word = "would go" if outcome == "meant" else outcome
                 yield (
-                    f"{tier}: {sums['artifacts']:g} {outcome}, {sums['bytes']:g} bytes, "
+                    f"{tier}: {sums['artifacts']:g} {word}, {sums['bytes']:g} bytes, "
                     f"{sums['compile_seconds']:.3g} compile seconds"
                 )
         if not self.rows and not self.failed:
-            yield "nothing there is meant"
+            yield nothing
 
 
 def row_json(row: admin_pb2.UpkeepRow) -> dict[str, Any]:

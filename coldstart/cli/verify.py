@@ -38,7 +38,7 @@ def verify(
     couldn't be gone through.
     """
     request = admin_pb2.VerifyRequest(selection=selecting.selection(**chosen), put_aside=put_aside)
-    with reach.daemon_or_store(address, stores, only_look=True) as client:
+    with reach.daemon_or_store(address, stores, only_look=True, changes=True) as client:
         told = selecting.Told("verify").hear(client, "Verify", request)
     bad = [row for row in told.rows if row.outcome in BAD]
     if as_json:
@@ -47,6 +47,6 @@ def verify(
     else:
         for row in bad:
             click.echo(f"{row.tier}: {row.key} {row.digest[:12]} {row.outcome}: {row.detail}")
-        for line in told.lines():
+        for line in told.lines("there is nothing to check"):
             click.echo(line)
     return 1 if bad or told.failed else 0

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 from coldstart.errors import LeaseLost, TierError
+from coldstart.identity.key import SCHEME
 from coldstart.lease.board import (
     Busy,
     End,
@@ -32,6 +34,9 @@ from coldstart.lease.board import (
 )
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0  # between two looks whether the fleet's board answers again
+NOBODYS_KEY = f"{SCHEME}-{'0' * 64}"
 
 
 @dataclass(slots=True)
@@ -64,6 +69,7 @@ class FleetLeaseBoard:
         self._held: dict[str, _Held] = {}  # by the local id
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.trouble = ""  # why leases are this daemon's alone; "": they are the fleet's
+        self._looking: asyncio.Task[None] | None = None  # whether the fleet's board answers again
 
     def __len__(self) -> int:
         """Live leases of this daemon's clients."""
@@ -174,6 +180,9 @@ class FleetLeaseBoard:
             return Ended(End.RELEASED)  # ask again: then somebody here gets it
 
     async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self._local.close()
         self._held.clear()
         await self._fleet.close()
@@ -226,6 +235,16 @@ class FleetLeaseBoard:
             log.warning("leases are this daemon's alone: %s", exc)
             self.trouble = str(exc)
             self._on_change(self.trouble)
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        """Until it answers: a warm fleet asks for no lease, and would be said to be alone for ever."""
+        while self.trouble:
+            await asyncio.sleep(LOOK_SECONDS * random.uniform(0.8, 1.2))
+            with suppress(TierError):
+                await self._fleet.current(NOBODYS_KEY)
+                self._together()
 
     def _together(self) -> None:
         if self.trouble:

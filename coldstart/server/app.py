@@ -145,7 +145,7 @@ class App:
             canonicalize=self.canonicalizer,
             notary=notary,
         )
-        self.upkeep = Upkeep(chain, self.lookups.forget_negatives, notary.gate)
+        self.upkeep = Upkeep(chain, self.lookups.forget_negatives, notary.gate, self.lookups.purged)
         self.calls = CallCounts()
         self.inventory = Inventory(self.upkeep)
         self._undo.push_async_callback(self.inventory.close)

@@ -255,6 +255,9 @@ class Holdings:
             if isinstance(tier, Breaker):
                 for circuit in CIRCUITS:
                     yield tier.name, circuit, circuit in tier.open
+            elif hasattr(tier, "link"):  # a Redis that is down is asked for nothing
+                for circuit in CIRCUITS:
+                    yield tier.name, circuit, not tier.link.up
 
     @property
     def troubles(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coldstart.artifact import Header
 from coldstart.server.tally import Tally
@@ -30,11 +30,21 @@ class KeyMemory:
     def get(self, key: str) -> Known | None:
         return self._known.get(key)
 
+    def replaced_on_purpose(self, key: str) -> None:
+        """What was known of it was purged: another digest is no surprise."""
+        known = self._known.get(key)
+        if known is not None:
+            self._known[key] = replace(known, digest="")
+
     def see(self, header: Header) -> None:
         """An artifact was served or stored. Another digest than before is an event: somebody replaced it."""
         before = self._known.pop(header.key, None)
         known = Known(header.digest, header.variant, header.compile_seconds)
-        if before is not None and before.variant == known.variant and before.digest != known.digest:
+        if (
+            before is not None
+            and before.variant == known.variant
+            and before.digest not in ("", known.digest)
+        ):
             self._tally.event(
                 "replaced", f"{header.key[:16]}: {before.digest[:12]} by {known.digest[:12]}"
             )

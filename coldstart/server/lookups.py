@@ -440,11 +440,11 @@ class Lookups:
 
     @property
     def negatives(self) -> int:
-        """Notes that a compile failed, some of which may have run out."""
         return len(self._negatives)
 
     def forget_negatives(self, keys: Sequence[str]) -> int:
         """Negative entries of these keys, of all where none is named; how many there were."""
-        if not keys:
-            return self._negatives.forget_all()
-        return sum(self._negatives.forget(key) for key in keys)
+        return self._negatives.forget_many(keys)
+
+    def purged(self, key: str) -> None:
+        self._memory.replaced_on_purpose(key)

@@ -6,7 +6,7 @@ They turn a crowd of waiters loose at once: without them each would get the leas
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coldstart.outcomes import Reason
@@ -53,8 +53,10 @@ class NegativeEntries:
         """True if there was one."""
         return self._entries.pop(key, None) is not None
 
-    def forget_all(self) -> int:
-        """How many there were."""
+    def forget_many(self, keys: Sequence[str]) -> int:
+        """Of these keys, or of all; how many there were."""
+        if keys:
+            return sum(self.forget(key) for key in keys)
         count = len(self._entries)
         self._entries.clear()
         return count

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from coldstart.artifact import Artifact
@@ -18,10 +20,12 @@ from coldstart.identity.key import key_of
 from coldstart.outcomes import Reason
 from coldstart.server.checks import check_against_record
 from coldstart.store.chain import ChainTier
+from coldstart.store.disk import DiskTier
 from coldstart.store.kept import Kept
 from coldstart.store.selection import Selection
 from coldstart.store.tier import Tier
 from coldstart.store.verified import Gate
+from coldstart.store.within import within
 
 log = logging.getLogger("coldstart.server")
 
@@ -32,7 +36,7 @@ class Row:
 
     tier: str
     kept: Kept | None
-    outcome: str  # stored, removed, gone, kept, sound, bad, aside, failed
+    outcome: str  # stored, meant, removed, gone, kept, sound, bad, aside, failed
     detail: str = ""  # for people
     of: int = 0  # how many the tier has that are meant; 0: not known yet
 
@@ -45,8 +49,10 @@ class Upkeep:
         chain: Tier,
         forget: Callable[[Sequence[str]], int] = lambda keys: 0,
         gate: Gate | None = None,
+        purged: Callable[[str], None] = lambda key: None,
     ) -> None:
-        """`forget` drops negative entries of these keys, of all where there are none, and says how many.
+        """`forget` drops negative entries of these keys, of all where there are none, and says how many. `purged` is
+        told each key of which something was taken away.
 
         `gate` says which copies may not be believed; they are stored all the same, and can be gone through.
         """
@@ -54,6 +60,7 @@ class Upkeep:
         self._chain = chain
         self._tiers: tuple[Tier, ...] = chain.tiers if isinstance(chain, ChainTier) else (chain,)
         self._forget = forget
+        self._purged = purged
 
     async def stored(self, selection: Selection, tiers: Sequence[str] = ()) -> AsyncIterator[Row]:
         """What is there and meant. Raises InvalidRequest for a tier that isn't configured."""
@@ -80,10 +87,11 @@ class Upkeep:
             try:
                 async for kept in self._meant(tier, selection):
                     if dry_run:
-                        yield Row(tier.name, kept, "kept")
+                        yield Row(tier.name, kept, "meant")
                         continue
                     there = await tier.delete(kept.header.key, kept.header.digest)
                     taken.append(kept)
+                    self._purged(kept.header.key)
                     yield Row(tier.name, kept, "removed" if there else "gone")
             except ColdstartError as exc:
                 yield _left(tier, exc)
@@ -93,7 +101,7 @@ class Upkeep:
     async def verify(
         self, selection: Selection, tiers: Sequence[str] = (), *, put_aside: bool = False
     ) -> AsyncIterator[Row]:
-        """Read all that is meant, as whoever loads it would. The order of last uses stays as it is."""
+        """Read all that is meant, as whoever loads it would. On a disk it is no use of it."""
         for tier in self._named(tiers):
             try:
                 all_of_it = [kept async for kept in self._meant(tier, selection)]
@@ -152,6 +160,9 @@ class Upkeep:
             return Row(tier.name, kept, "aside", str(exc))
         if artifact is None:
             return Row(tier.name, kept, "gone")
+        for disk in within(tier):
+            if isinstance(disk, DiskTier):
+                await asyncio.to_thread(_used_before, disk, kept)
         try:
             await asyncio.to_thread(_hashed, artifact)
             record = await tier.record(header.key)
@@ -165,6 +176,13 @@ class Upkeep:
                 await tier.quarantine(header.key, header.digest, getattr(exc, "reason", "corrupt"))
             return Row(tier.name, kept, "aside" if aside else "bad", str(exc))
         return Row(tier.name, kept, "sound", "" if record is not None else "it has no key record")
+
+
+def _used_before(disk: DiskTier, kept: Kept) -> None:
+    """To check it was no use of it: else all would look as if it had just been used."""
+    with suppress(OSError, TierError):
+        path = disk.root / disk.relative_path(kept.header.digest, kept.header.key)
+        os.utime(path, (kept.used_unix, kept.used_unix))
 
 
 def _hashed(artifact: Artifact) -> None:

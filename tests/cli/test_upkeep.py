@@ -64,10 +64,10 @@ def test_purge_through_a_daemon(coldstart: Run, daemon: Daemon) -> None:
     found = json.loads(dry.stdout)
     assert found["dry_run"] is True and found["negatives"] == 0 and found["failed"] == []
     (row,) = found["artifacts"]
-    assert (row["key"], row["digest"]) == made["a"] and row["outcome"] == "kept"
+    assert (row["key"], row["digest"]) == made["a"] and row["outcome"] == "meant"
     assert found["tiers"] == {
         "disk": {
-            "kept": {
+            "meant": {
                 "artifacts": 1,
                 "bytes": row["bytes"],
                 "compile_seconds": row["compile_seconds"],
@@ -159,7 +159,7 @@ def test_gc_takes_what_was_used_longest_ago(coldstart: Run, tmp_path: Path) -> N
     (root / "v1" / "objects" / "aa").mkdir(exist_ok=True)
     store = f"--store=disk://{root}"
     dry = coldstart("gc", store, "--unused-for=8d", "--dry-run")
-    assert dry.returncode == 0 and dry.stdout.startswith("would go: disk: 2 kept, ")
+    assert dry.returncode == 0 and dry.stdout.startswith("disk: 2 would go, ")
     assert names_left(root) == set("abcd")
     done = coldstart("gc", store, "--unused-for=8d", "--json")
     assert (

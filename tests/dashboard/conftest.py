@@ -13,8 +13,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from redis_server import redis_servers, shared_redis  # noqa: F401
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """For one file: while it lives this thread's event loop runs, and no other async test could."""
     where = shutil.which("chromium")
     assert where, "these tests need Debian's chromium: apt-get install chromium"
     with sync_playwright() as playwright:

@@ -92,7 +92,7 @@ def purged_by_rule(daemon: Any) -> None:
             for tier, all_of_it in found.items()
         }
 
-    assert purge("--rule=locations", "--dry-run") == {"disk": {"kept": 3}}
+    assert purge("--rule=locations", "--dry-run") == {"disk": {"meant": 3}}
     assert purge(f"--rule={RULE}") == {"disk": {"removed": 1}}
     assert purge(f"--rule={RULE}") == {}
     assert compiles([made_by(participant(daemon, RANKS[1], "sparse", "dense"))]) == [1, 0]

@@ -122,7 +122,7 @@ async def test_of_shared_tiers_too(fleet: Fleet, name: str) -> None:
 async def exactly(fleet: Fleet, selection: Selection, meant: set[str]) -> None:
     tiers = [tier.name for tier in fleet.tiers]
     would = await rows(fleet.upkeep.purge(selection, dry_run=True))
-    assert places(would) == sorted((tier, name, "kept") for tier in tiers for name in meant)
+    assert places(would) == sorted((tier, name, "meant") for tier in tiers for name in meant)
     assert await fleet.names() == dict.fromkeys(tiers, ALL)
     done = await rows(fleet.upkeep.purge(selection))
     assert places(done) == sorted((tier, name, "removed") for tier in tiers for name in meant)
@@ -222,7 +222,10 @@ async def test_verification_finds_each_bad_copy_and_keeps_the_order_of_uses(
         kept.header.digest
         for kept in sorted([k async for k in disk.scan()], key=lambda k: k.used_unix)
     ]
+    used_before = {k.header.digest: k.used_unix for k in [k async for k in disk.scan()]}
     found = await rows(fleet.upkeep.verify(Selection(), put_aside=put_aside))
+    for kept in [k async for k in disk.scan()]:  # to check one is no use of it
+        assert abs(kept.used_unix - used_before[kept.header.digest]) < 0.001
     outcome = "aside" if put_aside else "bad"
     assert [
         (r.tier, r.kept.header.program_name) for r in found if r.kept and r.outcome == outcome
