@@ -72,7 +72,7 @@ def daemon_or_store(
 
     urls = tuple(stores) or (default_store(os.environ),)
     if only_look:
-        _must_be_there(urls)
+        _must_be_there(urls if changes else stores)
     # What it publishes is signed, and what it hands out is checked, as by a daemon in this environment.
     trust = trust_settings(os.environ)
     with daemon_in_process(urls, **trust) as inner, daemon(inner) as client:
