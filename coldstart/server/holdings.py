@@ -157,7 +157,12 @@ class Holdings:
     async def record(self, key: str) -> KeyRecord | None:
         return await self._chain.record(key)
 
-    async def quarantine(self, key: str, digest: str, reason: str) -> bool:
+    async def quarantine(
+        self, key: str, digest: str, reason: str, *, everywhere: bool = False
+    ) -> bool:
+        """The copy that is found first; or, `everywhere`, all of them."""
+        if everywhere and isinstance(self._chain, ChainTier):
+            return await self._chain.quarantine_everywhere(key, digest, reason)
         return await self._chain.quarantine(key, digest, reason)
 
     async def close(self) -> None:

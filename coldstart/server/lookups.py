@@ -297,14 +297,13 @@ class Lookups:
         return None if found is None else found.artifact
 
     async def _quarantine(self, lookup: OpenLookup, digest: str, reason: Reason) -> None:
+        again = lookup.rejected[digest] > 1  # then the copies of other tiers are no better
         try:
-            gone = await self._holdings.quarantine(lookup.key, digest, reason.value)
+            if await self._holdings.quarantine(lookup.key, digest, reason.value, everywhere=again):
+                self._audit.bad(lookup.key, digest, reason.value, lookup.asker.holder)
         except TierError as exc:  # can't be put aside: at least this client isn't handed it again
             log.warning("bad copy of %s stays: %s", lookup.key[:16], exc)
             lookup.excluded.add(digest)
-            return
-        if gone:
-            self._audit.bad(lookup.key, digest, reason.value, lookup.asker.holder)
 
     # --- the life of a lease -------------------------------------------------------------------
 

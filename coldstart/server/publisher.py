@@ -118,7 +118,7 @@ class Publisher:
             return await self._not_stored(lookup, header, reason_of(exc), str(exc))
         publication = replace(publication, header=header)
         try:
-            stored = await self._store(publication, lookup, self._alive(lookup, chunks))
+            stored = await self._store(publication, lookup, self._unless_silent(chunks))
         except ArtifactCorrupt:
             if lookup is not None:
                 await self._leases.release(lookup.lease_id)
@@ -214,10 +214,13 @@ class Publisher:
     async def _renewing(self, lookup: OpenLookup | None) -> AsyncIterator[None]:
         """Meanwhile the lease lives: its client may have ended, and a slow tier must not cost others a compile."""
 
+        # Each by itself: one that waits for a silent board of the fleet must not keep the next from this daemon's own.
+        renewals: set[asyncio.Task[None]] = set()
+
         async def renew() -> None:
             while True:
+                renewals.add(asyncio.create_task(self._renew(lookup)))
                 await asyncio.sleep(self._config.heartbeat_seconds)
-                await self._renew(lookup)
 
         if lookup is None:
             yield
@@ -226,19 +229,9 @@ class Publisher:
         try:
             yield
         finally:
-            renewing.cancel()
-
-    async def _alive(
-        self, lookup: OpenLookup | None, chunks: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
-        """The chunks; while they come, the lease they come under is renewed."""
-        renew_at = self._now() + self._config.heartbeat_seconds
-        async for chunk in self._unless_silent(chunks):
-            if self._now() >= renew_at:
-                await self._renew(lookup)
-                renew_at = self._now() + self._config.heartbeat_seconds
-            yield chunk
-        await self._renew(lookup)  # storing takes a moment too
+            for task in (renewing, *renewals):
+                task.cancel()
+            await asyncio.gather(renewing, *renewals, return_exceptions=True)
 
     async def _unless_silent(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The chunks; a publisher that stops half-way must not hold what it sent for ever."""

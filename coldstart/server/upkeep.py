@@ -25,9 +25,11 @@ from coldstart.store.kept import Kept
 from coldstart.store.selection import Selection
 from coldstart.store.tier import Tier
 from coldstart.store.verified import Gate
-from coldstart.store.within import within
+from coldstart.store.within import innermost
 
 log = logging.getLogger("coldstart.server")
+
+LET_GO_SECONDS = 60.0  # that a put which was under way is waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +137,10 @@ class Upkeep:
             yield kept
 
     async def _once_more(self, taken: Sequence[Kept], tiers: Sequence[Tier]) -> None:
-        """A hit that was on its way may have been copied into a tier that was through already."""
-        if isinstance(self._chain, ChainTier):
-            await self._chain.settle()
+        """A hit, a publish or a late put that was under way may have brought it to a tier that was through already."""
         for kept in taken:
+            if isinstance(self._chain, ChainTier):
+                await self._chain.let_go(kept.header.key, kept.header.digest, LET_GO_SECONDS)
             for tier in tiers:
                 if tier.writable:
                     try:
@@ -154,15 +156,15 @@ class Upkeep:
             if aside:
                 await tier.quarantine(header.key, header.digest, Reason.SIGNATURE)
             return Row(tier.name, kept, "aside" if aside else "bad", f"not to be believed: {why}")
+        disk = innermost(tier, lambda inner: isinstance(inner, DiskTier))
+        used = await asyncio.to_thread(_Used, disk if isinstance(disk, DiskTier) else None, kept)
         try:
             artifact = await tier.get(header.key, header.digest)
         except ArtifactError as exc:  # tiers put aside what they see to be bad
             return Row(tier.name, kept, "aside", str(exc))
         if artifact is None:
             return Row(tier.name, kept, "gone")
-        for disk in within(tier):
-            if isinstance(disk, DiskTier):
-                await asyncio.to_thread(_used_before, disk, kept)
+        used.looked()
         try:
             await asyncio.to_thread(_hashed, artifact)
             record = await tier.record(header.key)
@@ -175,14 +177,33 @@ class Upkeep:
             if aside:
                 await tier.quarantine(header.key, header.digest, getattr(exc, "reason", "corrupt"))
             return Row(tier.name, kept, "aside" if aside else "bad", str(exc))
+        await asyncio.to_thread(used.put_back)
         return Row(tier.name, kept, "sound", "" if record is not None else "it has no key record")
 
 
-def _used_before(disk: DiskTier, kept: Kept) -> None:
-    """To check it was no use of it: else all would look as if it had just been used."""
-    with suppress(OSError, TierError):
-        path = disk.root / disk.relative_path(kept.header.digest, kept.header.key)
-        os.utime(path, (kept.used_unix, kept.used_unix))
+class _Used:
+    """To check an artifact is no use of it: else all would look as if it had just been used. A client's use meanwhile
+    stays."""
+
+    def __init__(self, disk: DiskTier | None, kept: Kept) -> None:
+        place = disk.relative_path(kept.header.digest, kept.header.key) if disk else ""
+        self._path = disk.root / place if disk and place else None
+        self._own = self._before = self._stamp()
+
+    def looked(self) -> None:
+        """The check's own look has just stamped it."""
+        self._own = self._stamp()
+
+    def put_back(self) -> None:
+        if self._path is not None and self._before and self._stamp() == self._own:
+            with suppress(OSError):
+                os.utime(self._path, ns=(self._before, self._before))
+
+    def _stamp(self) -> int:
+        try:
+            return os.stat(self._path).st_mtime_ns if self._path else 0
+        except OSError:
+            return 0
 
 
 def _hashed(artifact: Artifact) -> None:

@@ -8,13 +8,14 @@ whoever asked to be told of it is. On one event loop.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from coldstart.artifact import Artifact, Header
 from coldstart.errors import ArtifactError, TierError
 from coldstart.identity.key import KeyRecord
-from coldstart.store.agreement import Agreement
+from coldstart.store.agreement import BELIEVED_SECONDS, Agreement
 from coldstart.store.asking import Asking
 from coldstart.store.late_marks import LateMarks
 from coldstart.store.recorder import Recorder
@@ -56,7 +57,8 @@ class Authority:
             first_seconds=first_seconds,
         )
         self._agreement = Agreement()
-        self._shared: OrderedDict[tuple[str, str], None] = OrderedDict()  # key, digest
+        # key, digest -> until when that is believed
+        self._shared: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def seen_in(self, tier: Tier, header: Header) -> None:
         """`tier` has that."""
@@ -77,9 +79,10 @@ class Authority:
         left_out = [
             tier for tier in self._tiers if tier.writable and not self._sharing.wants(tier, header)
         ]
-        if not left_out or place in self._shared:
+        if not left_out or time.monotonic() < self._shared.get(place, 0.0):
             return
-        self._shared[place] = None
+        self._shared[place] = time.monotonic() + BELIEVED_SECONDS
+        self._shared.move_to_end(place)
         if len(self._shared) > REMEMBERED_SHARES:
             self._shared.popitem(last=False)
         if source is not None and self._sharing.planned_in(source, header):

@@ -56,9 +56,11 @@ class BackFill:
         self._running[what] = (task, held)
         task.add_done_callback(lambda _: self._running.pop(what, None))
 
-    async def settle(self) -> None:
-        """Until the copies that are under way are made."""
-        await asyncio.gather(*(task for task, _ in self._running.values()), return_exceptions=True)
+    async def settle(self, seconds: float | None = None) -> None:
+        """Until the copies that are under way are made, or so long."""
+        tasks = [task for task, _ in self._running.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
 
     async def close(self) -> None:
         """Wait for them, but not for ever: a copy is worth little, and a tier may be silent."""

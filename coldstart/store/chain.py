@@ -23,6 +23,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Literal
@@ -264,6 +265,32 @@ class ChainTier:
         raise_unknown("delete", failures)
         return removed
 
+    async def quarantine_everywhere(self, key: str, digest: str, reason: str) -> bool:
+        """Its copies have been found bad more than once: none is given to another tier, and all are put aside."""
+        await self.let_go(key, digest, BESIDE_SECONDS)
+        gone = False
+        for at, tier in enumerate(self.tiers):
+            headers = await self._ask(tier, "find", tier.find(key), [])
+            if any(header.digest == digest for header in headers or ()):
+                gone = True
+                if not await self._put_aside(tier, key, digest, reason):
+                    self._bar(at, key, digest)
+        return gone
+
+    async def let_go(self, key: str, digest: str, seconds: float) -> None:
+        """Nothing that goes on by itself shall bring it back: what is under way is waited for, that long at most."""
+        ends = time.monotonic() + seconds
+        await self._later.forget(key, digest, ends)
+        await self._backfill.settle(max(0.0, ends - time.monotonic()))
+        while (key, digest) in self._putting and time.monotonic() < ends:
+            await asyncio.sleep(0.02)
+        await self._later.forget(key, digest, ends)  # what that put came to owe
+
+    def _bar(self, at: int, key: str, digest: str) -> None:
+        self._barred[(at, key, digest)] = None
+        if len(self._barred) > BARRED:
+            self._barred.popitem(last=False)
+
     async def quarantine(self, key: str, digest: str, reason: str) -> bool:
         failures: list[Exception] = []
         for at, tier in enumerate(self.tiers):
@@ -274,9 +301,7 @@ class ChainTier:
                 continue
             if await self._put_aside(tier, key, digest, reason):
                 return True
-            self._barred[(at, key, digest)] = None
-            if len(self._barred) > BARRED:
-                self._barred.popitem(last=False)
+            self._bar(at, key, digest)
             return True
         raise_unknown("quarantine", failures)
         return False
@@ -367,7 +392,8 @@ class ChainTier:
     async def _known(self, mine: Header) -> Header | None:
         """What some tier already has for that key and variant. A tier that can't say is no reason not to store."""
         for at, tier in enumerate(self.tiers):
-            for header in await self._ask(tier, "find", tier.find(mine.key), []) or ():
+            asked = find_within(BESIDE_SECONDS, tier, mine.key)  # its own put will tell, if later
+            for header in await self._ask(tier, "find", asked, []) or ():
                 barred = (at, mine.key, header.digest) in self._barred
                 if header.variant == mine.variant and not barred:
                     return header

@@ -61,6 +61,7 @@ class WriteBack:
             set()
         )  # tier, key, variant: puts; the rest is looked at only
         self._tasks: dict[Tier, asyncio.Task[None]] = {}
+        self._at: dict[Tier, tuple[str, str]] = {}  # key, digest: which put is under way
 
     def __len__(self) -> int:
         """Puts that are still to be made."""
@@ -83,6 +84,8 @@ class WriteBack:
     async def resume(self, tiers: Sequence[Tier]) -> None:
         """What another process was still to do."""
         for tier in tiers:
+            if not tier.writable:  # another daemon on this disk may write it: the marks are its own
+                continue
             for header in await asyncio.to_thread(self._marks.all, tier.name):
                 self._owe(tier, header)
 
@@ -102,6 +105,19 @@ class WriteBack:
             self._tasks[tier] = asyncio.create_task(self._catch_up(tier, waiting))
         return True
 
+    async def forget(self, key: str, digest: str, until: float) -> None:
+        """It is not to be put any more. One that is under way is waited for, until then by the monotonic clock."""
+        for tier, waiting in self._waiting.items():
+            for place, header in tuple(waiting.items()):
+                if (header.key, header.digest) != (key, digest):
+                    continue
+                del waiting[place]
+                if (tier.name, *place) in self._owed:
+                    self._owed.discard((tier.name, *place))
+                    await asyncio.to_thread(self._marks.drop, tier.name, header)
+        while (key, digest) in self._at.values() and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+
     async def close(self) -> None:
         for task in tuple(self._tasks.values()):
             task.cancel()
@@ -117,13 +133,20 @@ class WriteBack:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             while waiting:
                 place, header = next(iter(waiting.items()))
+                self._at[tier] = (header.key, header.digest)
                 try:
                     await self._put(tier, header)
                 except TierError as exc:
                     log.info("%s: still can't take %s: %s", tier.name, header.key[:16], exc)
                     self._recorder(tier.name, "write-back", outcome_of(exc), 0.0)
                     pause = min(2 * pause, MOST_SECONDS)
+                    if (
+                        place in waiting
+                    ):  # the others first: it may be this one alone that finds no room
+                        waiting.move_to_end(place)
                     break
+                finally:
+                    self._at.pop(tier, None)
                 if (tier.name, *place) in self._owed:
                     await asyncio.to_thread(self._marks.drop, tier.name, header)
                 if waiting.get(place) is header:
