@@ -145,7 +145,7 @@ async def test_that_the_lowest_tier_lacks_it_is_asked_now_and_then_only(
     assert await served() is not None and "find" in host.bucket.calls
     await other.chain.put(theirs, None, planned=True)
     assert await served() is not None and host.bucket.calls == []
-    clock[0] += agreement.ABSENT_SECONDS
+    clock[0] += agreement.BELIEVED_SECONDS
     replaced: list[str] = []
     host.chain.on_replaced.append(lambda header: replaced.append(header.digest))
     assert await served() is not None  # the last time
