@@ -16,6 +16,8 @@ from redis_server import redis_tier
 from small_artifacts import make_artifact, make_record
 from trust_keys import Keys
 
+pytest.importorskip("redis", reason="needs the extra redis")
+
 from coldstart.artifact import Artifact, BytesPayload
 from coldstart.errors import ArtifactMismatch, NotAllowed
 from coldstart.server.audit import Audit
