@@ -177,7 +177,8 @@ class Upkeep:
             if aside:
                 await tier.quarantine(header.key, header.digest, getattr(exc, "reason", "corrupt"))
             return Row(tier.name, kept, "aside" if aside else "bad", str(exc))
-        await asyncio.to_thread(used.put_back)
+        finally:
+            await asyncio.to_thread(used.put_back)
         return Row(tier.name, kept, "sound", "" if record is not None else "it has no key record")
 
 
