@@ -211,7 +211,6 @@ class Api:
         """Server-sent events: `state` whenever something changed, a comment now and then to say that it lives."""
         if self.streams >= MAX_STREAMS:
             raise HTTPException(503, f"{MAX_STREAMS} streams are open; close some")
-        self.streams += 1
         return StreamingResponse(
             self._changes(request),
             media_type="text/event-stream",
@@ -219,6 +218,9 @@ class Api:
         )
 
     async def _changes(self, request: Request) -> AsyncIterator[str]:
+        self.streams += (
+            1  # here: whoever is gone before the first word never gets to the end of this
+        )
         try:
             said, quiet = "", 0
             while not self._app.stopping and not await request.is_disconnected():

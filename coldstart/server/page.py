@@ -97,7 +97,7 @@ class Gate:
         asked = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         if "token" in asked and self._knows(asked["token"][0]):
             # Into a cookie, which scripts can't read, and out of the address, which people copy.
-            response = Response(status_code=303, headers={"Location": scope["path"]})
+            response = Response(status_code=303, headers={"Location": "/"})
             response.set_cookie(COOKIE, asked["token"][0], httponly=True, samesite="strict")
             return response
         kind, _, given = headers.get("authorization", "").partition(" ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class Peers:
         self.passes: Passes | None = None  # set where the Unix socket has a door
         self._audit = audit
         self._tokens = tokens
+        # The call that is being answered, and who makes it: asked for twice, by the edge and by the call itself.
+        self._caller: ContextVar[tuple[Any, Peer] | None] = ContextVar("caller", default=None)
 
     def of(self, context: Any) -> Peer:
         """Who makes this call.
@@ -41,6 +44,14 @@ class Peers:
         Raises:
             NotAllowed: it names itself by a token that nobody has.
         """
+        known = self._caller.get()
+        if known is not None and known[0] is context:
+            return known[1]
+        peer = self._found(context)
+        self._caller.set((context, peer))
+        return peer
+
+    def _found(self, context: Any) -> Peer:
         metadata = {name: value for name, value in context.invocation_metadata() or ()}
         if str(context.peer()).startswith("unix:"):
             uid = self.passes.uid(str(metadata.get(PASS, ""))) if self.passes is not None else None

@@ -91,9 +91,8 @@ class DiskTier:
         self._stamp_lock = threading.Lock()
         self._last_stamp = 0
         self._damaged: dict[str, None] = {}  # oldest first
-        self._left: deque[tuple[str, Path]] = (
-            deque()
-        )  # deleted, and promised to a client: digest, object
+        # Deleted, and promised to a client: digest, object.
+        self._left: deque[tuple[str, Path]] = deque()
         self._nonce = Nonce(root, self._layout.nonces)
         self._closed = False
         try:

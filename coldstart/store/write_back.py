@@ -107,7 +107,7 @@ class WriteBack:
 
     async def forget(self, key: str, digest: str, until: float) -> None:
         """It is not to be put any more. One that is under way is waited for, until then by the monotonic clock."""
-        for tier, waiting in self._waiting.items():
+        for tier, waiting in tuple(self._waiting.items()):
             for place, header in tuple(waiting.items()):
                 if (header.key, header.digest) != (key, digest):
                     continue
